@@ -1,0 +1,37 @@
+"""vv-agent: agent runs as checkpointed jobs that any worker can finish.
+
+The names of the front door are loaded when they are first used, so that `import vv_agent` stays cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES: dict[str, str] = {}
+"""Public name -> module that defines it. One line a module, in the order of the layers."""
+
+
+def _home(module: str, names: str) -> None:
+    _HOMES.update(dict.fromkeys(names.split(), module))
+
+
+_home("vv_agent.errors", "VVAgentError ConfigError SettingsError CheckpointError LlmError ToolError StoreError")
+_home("vv_agent.cancellation", "CancellationToken")
+_home("vv_agent.messages", "Message ToolCall")
+
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if (home := _HOMES.get(name)) is None:
+        raise AttributeError(f"module 'vv_agent' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

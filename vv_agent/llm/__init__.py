@@ -1,0 +1,1 @@
+"""Model clients: one streaming protocol inside, providers and settings around it."""
