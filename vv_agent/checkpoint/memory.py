@@ -1,0 +1,206 @@
+"""The memory store: the reference the others are compared with, and the home of inline runs without a checkpoint."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from vv_agent.checkpoint.record import Entry, EntryKind, Filter, Head, Presence, Signal, State
+from vv_agent.checkpoint.store import CheckpointStore, Live
+
+Clock = Callable[[], int]
+"""A clock in milliseconds."""
+
+
+def wall_clock() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(slots=True)
+class _Record:
+    head: Head
+    entries: list[Entry] = field(default_factory=list)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    journal: bytes | None = None
+    unread: dict[str, Signal] = field(default_factory=dict)
+    read: dict[str, Signal] = field(default_factory=dict)
+
+
+class MemoryStore(CheckpointStore):
+    """Keeps records in this process; gone with it. `clock` is for tests."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.url, self.id = "memory://", uuid.uuid4().hex
+        self.live: Live = MemoryLive()
+        self._clock = clock or wall_clock
+        self._changed = threading.Condition(threading.RLock())
+        self._version = 0
+        self._records: dict[str, _Record] = {}
+        self._definitions: dict[str, bytes] = {}
+        self._presences: dict[str, Presence] = {}
+        self._signal_seq = 0
+
+    @contextmanager
+    def _transaction(self, *, write: bool, durable: bool = False) -> Iterator[_Transaction]:
+        with self._changed:
+            undo: list[Callable[[], object]] = []
+            try:
+                yield _Transaction(self, self._clock(), undo)
+            except BaseException:
+                for step in reversed(undo):
+                    step()
+                raise
+            if undo:
+                self._version += 1
+                self._changed.notify_all()
+
+    def wait(self, version: int, timeout: float) -> int:
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != version, timeout)
+            return self._version
+
+    def close(self) -> None:
+        return
+
+
+class _Transaction:
+    """A transaction under the store's lock; each write notes how to take it back."""
+
+    def __init__(self, store: MemoryStore, now: int, undo: list[Callable[[], object]]) -> None:
+        self.now: int = now
+        self._store = store
+        self._records = store._records
+        self._undo = undo
+
+    def head(self, key: str) -> Head | None:
+        record = self._records.get(key)
+        return record.head if record else None
+
+    def insert(self, head: Head) -> None:
+        self._undo.append(lambda: self._records.pop(head.key, None))
+        self._records[head.key] = _Record(head)
+
+    def update(self, head: Head) -> None:
+        record = self._records[head.key]
+        old = record.head
+        self._undo.append(lambda: setattr(record, "head", old))
+        record.head = head
+
+    def remove(self, key: str) -> None:
+        old = self._records.pop(key)
+        self._undo.append(lambda: self._records.__setitem__(key, old))
+
+    def append(self, key: str, entries: Sequence[Entry]) -> None:
+        kept = self._records[key].entries
+        length = len(kept)
+        self._undo.append(lambda: kept.__delitem__(slice(length, None)))
+        kept.extend(entries)
+
+    def entries(self, key: str, after: int, limit: int | None, kind: EntryKind | None) -> list[Entry]:
+        record = self._records.get(key)
+        later = record.entries[after:] if record else []  # seq is the position, from 1
+        found = [entry for entry in later if kind is None or entry.kind is kind]
+        return found if limit is None else found[:limit]
+
+    def blobs(self, key: str) -> dict[str, bytes]:
+        return dict(self._records[key].blobs)
+
+    def set_blobs(self, key: str, changed: Mapping[str, bytes | None]) -> None:
+        record = self._records[key]
+        old = record.blobs
+        self._undo.append(lambda: setattr(record, "blobs", old))
+        record.blobs = {name: body for name, body in {**old, **changed}.items() if body is not None}
+
+    def journal(self, key: str) -> bytes | None:
+        return self._records[key].journal
+
+    def set_journal(self, key: str, journal: bytes | None) -> None:
+        record = self._records[key]
+        old = record.journal
+        self._undo.append(lambda: setattr(record, "journal", old))
+        record.journal = journal
+
+    def signals(self, key: str) -> list[Signal]:
+        return list(self._records[key].unread.values())
+
+    def signal(self, key: str, signal_id: str) -> Signal | None:
+        record = self._records[key]
+        return record.unread.get(signal_id) or record.read.get(signal_id)
+
+    def add_signal(self, key: str, signal: Signal) -> Signal:
+        self._store._signal_seq += 1
+        stored = replace(signal, seq=self._store._signal_seq, at=self.now)
+        unread = self._records[key].unread
+        self._undo.append(lambda: unread.pop(signal.id, None))
+        unread[signal.id] = stored
+        return stored
+
+    def consume(self, key: str, ids: Iterable[str], keep: int) -> None:
+        record = self._records[key]
+        unread, read = record.unread, record.read
+        self._undo.append(lambda: setattr(record, "unread", unread))
+        self._undo.append(lambda: setattr(record, "read", read))
+        taken = {name: unread[name] for name in ids if name in unread}
+        record.unread = {name: signal for name, signal in unread.items() if name not in taken}
+        record.read = dict(list({**read, **taken}.items())[-keep:])
+
+    def definition(self, digest: str) -> bytes | None:
+        return self._store._definitions.get(digest)
+
+    def add_definition(self, digest: str, body: bytes) -> None:
+        self._store._definitions.setdefault(digest, body)
+
+    def due(self, queues: Sequence[str], limit: int) -> list[Head]:
+        heads = [r.head for r in self._records.values() if r.head.queue in queues and r.head.due is not None]
+        due = sorted((h for h in heads if h.due is not None and h.due <= self.now), key=lambda h: h.due or 0)
+        return due[:limit]
+
+    def find(self, filter_: Filter) -> list[Head]:
+        heads = [r.head for r in self._records.values() if _matches(r.head, filter_)]
+        return sorted(heads, key=lambda h: -h.created_at)[: filter_.limit]
+
+    def presences(self) -> list[Presence]:
+        return list(self._store._presences.values())
+
+    def show(self, presence: Presence) -> None:
+        self._store._presences[presence.id] = replace(presence, seen_at=self.now)
+
+
+def _matches(head: Head, f: Filter) -> bool:
+    return (
+        (f.states is None or head.state in f.states)
+        and (f.statuses is None or head.status in f.statuses)
+        and (f.queue is None or head.queue == f.queue)
+        and (f.root_key is None or head.root_key == f.root_key)
+        and (f.host is None or (head.state is State.CLAIMED and (head.owner or "").startswith(f.host)))
+        and (f.before is None or head.created_at < f.before)
+    )
+
+
+class MemoryLive:
+    """Live text within one process."""
+
+    _CAP = 10_000
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[int, str, bytes]] = deque(maxlen=self._CAP)
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def publish(self, items: Sequence[tuple[str, bytes]]) -> None:
+        with self._lock:
+            for key, body in items:
+                self._number += 1
+                self._items.append((self._number, key, body))
+
+    def read(self, keys: Sequence[str], after: int, limit: int = 1000) -> list[tuple[int, str, bytes]]:
+        with self._lock:
+            return [item for item in self._items if item[0] > after and item[1] in keys][:limit]
+
+    def last(self) -> int:
+        return self._number

@@ -1,0 +1,403 @@
+"""The verbs of a checkpoint store: the contract, and their one implementation over a store's transactions.
+
+A store subclass supplies transactions (`_transaction`) and the few things that are really its own (the clock,
+waiting for a change, live text). The verbs below are then the same on every store, because they are the same code
+over the rules of `transitions`. `tests/contract/test_store.py` runs on all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import msgpack
+
+from vv_agent.checkpoint import transitions
+from vv_agent.checkpoint.record import (
+    Change,
+    Claim,
+    Claimed,
+    Entry,
+    EntryKind,
+    Filter,
+    Head,
+    NewRun,
+    Posted,
+    Presence,
+    Refused,
+    Renewed,
+    Saved,
+    Seen,
+    Serves,
+    Signal,
+    Snapshot,
+    State,
+)
+from vv_agent.errors import CheckpointError, StoreError
+
+KEPT_SIGNALS = 64
+"""Consumed signals whose ids (and first bodies) a record remembers."""
+
+
+class Transaction(Protocol):
+    """What a store offers inside one atomic transaction; rows of one record are locked from the first read on.
+
+    `now` is the store's clock in ms, fixed no earlier than the lock was got.
+    """
+
+    @property
+    def now(self) -> int: ...
+    def head(self, key: str) -> Head | None: ...
+    def insert(self, head: Head) -> None: ...
+    def update(self, head: Head) -> None: ...
+    def remove(self, key: str) -> None: ...
+    def append(self, key: str, entries: Sequence[Entry]) -> None: ...
+    def entries(self, key: str, after: int, limit: int | None, kind: EntryKind | None) -> list[Entry]: ...
+    def blobs(self, key: str) -> dict[str, bytes]: ...
+    def set_blobs(self, key: str, changed: Mapping[str, bytes | None]) -> None: ...
+    def journal(self, key: str) -> bytes | None: ...
+    def set_journal(self, key: str, journal: bytes | None) -> None: ...
+    def signals(self, key: str) -> list[Signal]: ...
+    def signal(self, key: str, signal_id: str) -> Signal | None: ...
+    def add_signal(self, key: str, signal: Signal) -> Signal: ...
+    def consume(self, key: str, ids: Iterable[str], keep: int) -> None: ...
+    def definition(self, digest: str) -> bytes | None: ...
+    def add_definition(self, digest: str, body: bytes) -> None: ...
+    def due(self, queues: Sequence[str], limit: int) -> list[Head]: ...
+    def find(self, filter_: Filter) -> list[Head]: ...
+    def presences(self) -> list[Presence]: ...
+    def show(self, presence: Presence) -> None: ...
+
+
+class Live(Protocol):
+    """The channel for text as it is generated: not durable, capped, dropped when it lags. Never raises."""
+
+    def publish(self, items: Sequence[tuple[str, bytes]]) -> None:
+        """Append (key, body) items."""
+
+    def read(self, keys: Sequence[str], after: int, limit: int = 1000) -> list[tuple[int, str, bytes]]:
+        """Items (number, key, body) of these runs after a number, oldest first."""
+
+    def last(self) -> int:
+        """The number of the newest item: where a new reader starts."""
+
+
+class CheckpointStore(ABC):
+    """Where runs are kept between cycles.
+
+    Every verb is atomic, and idempotent by its own token: repeated after a lost answer it gives the same answer and
+    changes nothing twice (`take_due` and `live` are the two that are not). Verbs may be called from any thread of
+    the process that opened the store. They raise `StoreError` when the store cannot carry them out (down, full,
+    damaged); then nothing was changed. Times are the store's clock, in milliseconds; durations too.
+    """
+
+    url: str
+    id: str
+    """A random id of the store itself: a recipe for another store is refused as `store_mismatch`."""
+    live: Live
+
+    # What a store supplies.
+
+    @abstractmethod
+    def _transaction(self, *, write: bool, durable: bool = False) -> AbstractContextManager[Transaction]:
+        """A transaction; `durable` must survive power loss once committed. Leaving it by an error changes nothing."""
+
+    @abstractmethod
+    def wait(self, version: int, timeout: float) -> int:
+        """Block until the store changed since `version` or `timeout` seconds passed; returns the version now.
+
+        May return early or say nothing of a change made by another process for a while: it is a hint.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections and files. The store may not be used afterwards."""
+
+    # The verbs.
+
+    def create(self, runs: Sequence[NewRun]) -> tuple[Head, ...]:
+        """Insert records with their first entries, ready and due. Idempotent by run id; a key that another run
+        holds raises `checkpoint_already_exists` and nothing is inserted."""
+        with self._transaction(write=True) as tx:
+            return tuple(_create(tx, run) for run in runs)
+
+    def load(self, key: str, seen: Seen | None = None) -> Snapshot | None:
+        """A consistent snapshot, or None when there is no such record."""
+        with self._transaction(write=False) as tx:
+            head = tx.head(key)
+            return None if head is None else _snapshot(tx, head, seen or Seen())
+
+    def claim(
+        self, key: str, cycle: int, token: str, *, owner: str, lease: int, seen: Seen | None = None,
+        serves: Serves | None = None, resume: bool = False,
+    ) -> Claimed | Refused:  # fmt: skip
+        """Take the open cycle of a ready run, or of a claimed one whose lease is over; never of a parked one.
+
+        Idempotent by token. `resume` counts as a recovery even when nobody held the run. The snapshot comes with it.
+        """
+        with self._transaction(write=True) as tx:
+            head = tx.head(key)
+            if head is None:
+                return Refused("not_found")
+            taken, answer = transitions.claim(
+                head, cycle, token, owner=owner, lease=lease, serves=serves or Serves(), now=tx.now, resume=resume
+            )
+            if taken is not head:
+                tx.update(taken)
+            if isinstance(answer, Refused):
+                return answer
+            claim = Claim(key, cycle, token, taken.revision, taken.lease_until)
+            return Claimed(claim, _snapshot(tx, taken, seen or Seen(), before=head.revision), answer)
+
+    def save(self, claim: Claim, change: Change) -> Saved:
+        """Apply a change under a claim. Idempotent by (token, number).
+
+        Raises `ClaimLost` (a stale worker), `SignalsWaiting` (see `Change.starts` and `Change.ending`),
+        `RunFinished` for a post to an ended record of the tree, `CheckpointError` for an illegal change.
+        """
+        with self._transaction(write=True, durable=change.durable) as tx:
+            head = tx.head(claim.key)
+            if head is None:
+                raise CheckpointError("checkpoint_not_found", f"there is no run {claim.key!r}; it was deleted")
+            if transitions.repeated(head, claim.token, change.number):
+                return _saved(claim, head, head.write_revision, tx.signals(claim.key))
+            unread = [s for s in tx.signals(claim.key) if s.id not in change.consumed] if head.signal_n else []
+            if change.creates and head.root_key != head.key:
+                root = tx.head(head.root_key)
+                if root is not None:
+                    transitions.tree_accepts(change.creates, root, tx.signals(root.key))
+            saved = transitions.save(head, claim, change, unread, tx.now)
+            self._write(tx, head, saved, change)
+            return _saved(claim, saved, saved.revision, unread)
+
+    @staticmethod
+    def _write(tx: Transaction, head: Head, saved: Head, change: Change) -> None:
+        tx.update(saved)
+        tx.append(head.key, _numbered(head.entry_n, change.log, change.events))
+        if change.blobs:
+            tx.set_blobs(head.key, change.blobs)
+        _write_journal(tx, head, change, committed=saved.cycle != head.cycle or saved.state is State.ENDED)
+        if change.consumed:
+            tx.consume(head.key, change.consumed, KEPT_SIGNALS)
+        for run in change.creates:
+            _create(tx, run)
+        for key, signal in change.posts:
+            _post(tx, key, signal)
+
+    def renew(
+        self, claims: Sequence[Claim], *, lease: int, owner: str = "", presence: Presence | None = None
+    ) -> Renewed:
+        """Move the leases of a process's claims, and say which are lost and which runs have unread signals. Touches no
+        revision. `presence` shows the worker; it counts as present for ten seconds."""
+        lost, signalled = set(), set()
+        with self._transaction(write=True) as tx:
+            for claim in claims:
+                head = tx.head(claim.key)
+                renewed = transitions.renew(head, claim.token, lease, tx.now) if head else None
+                if renewed is None:
+                    lost.add(claim.key)
+                    continue
+                tx.update(renewed)
+                if renewed.signal_n:
+                    signalled.add(claim.key)
+            if presence is not None:
+                tx.show(presence)
+            return Renewed(frozenset(lost), frozenset(signalled), tx.now)
+
+    def post(self, key: str, signal: Signal) -> Posted:
+        """Leave a note for a run; needs no claim. Idempotent by signal id: a second body gets the first as answer.
+
+        Makes a parked run ready and due now. A `cancel` reaches every unfinished record below `key` in the same write.
+        Raises `checkpoint_not_found`, `RunFinished`.
+        """
+        with self._transaction(write=True) as tx:
+            posted = _post(tx, key, signal)
+            if signal.kind == "cancel" and posted.new:
+                for below in _descendants(tx, posted.head):
+                    if below.state is not State.ENDED and not below.ending:
+                        _post(tx, below.key, signal)
+            return posted
+
+    def defer(self, key: str, cycle: int, reason: str, hold: int) -> bool:
+        """Say "I cannot serve it": due again in `hold` ms, without claim or revision. False while a lease lives."""
+        with self._transaction(write=True) as tx:
+            head = tx.head(key)
+            deferred = transitions.defer(head, cycle, reason, hold, tx.now) if head else None
+            if deferred is None:
+                return False
+            tx.update(deferred)
+            return True
+
+    def expire(self, owner: str) -> tuple[str, ...]:
+        """End every claim of a dead process now; the keys whose claims it were."""
+        with self._transaction(write=True) as tx:
+            held = tx.find(Filter(states=frozenset({State.CLAIMED}), host=owner, limit=10_000))
+            locked = [head for head in (tx.head(found.key) for found in held) if head is not None]
+            mine = [head for head in locked if head.owner == owner and head.lease_until > tx.now]
+            for head in mine:
+                tx.update(transitions.expire(head, tx.now))
+            return tuple(head.key for head in mine)
+
+    def take_due(self, queues: Sequence[str], limit: int, hold: int = 8_000) -> tuple[Head, ...]:
+        """Hand out runs that are due, at most `limit`, oldest first, and move their `due` forward (8, 16, ... 120 s by
+        default) so that no second sweeper hands them out at the same time. Their heads say key and cycle."""
+        if limit < 1 or not queues:
+            return ()
+        with self._transaction(write=False) as tx:
+            if not tx.due(queues, 1):
+                return ()
+        with self._transaction(write=True) as tx:
+            heads = tuple(transitions.hand_out(head, tx.now, hold) for head in tx.due(queues, limit))
+            for head in heads:
+                tx.update(head)
+            return heads
+
+    def entries(self, key: str, after: int = 0, limit: int = 1000) -> tuple[Entry, ...]:
+        """Entries of both kinds after a number: events, and the log texts they refer to."""
+        with self._transaction(write=False) as tx:
+            return tuple(tx.entries(key, after, limit, None))
+
+    def events(self, key: str, after: int = 0, wait: float = 0.0) -> tuple[Entry, ...]:
+        """Like `entries`, but waits up to `wait` seconds for the first one."""
+        end = time.monotonic() + wait
+        version = 0
+        while True:
+            found = self.entries(key, after)
+            left = end - time.monotonic()
+            if found or left <= 0:
+                return found
+            version = self.wait(version, min(left, 1.0))
+
+    def definition(self, digest: str) -> bytes:
+        """The stored definition; `checkpoint_definition_missing` when the store has none of that digest."""
+        with self._transaction(write=False) as tx:
+            body = tx.definition(digest)
+        if body is None:
+            raise CheckpointError("checkpoint_definition_missing", f"the store has no definition {digest}")
+        return body
+
+    def find(self, filter_: Filter | None = None) -> tuple[Head, ...]:
+        """Heads that match, newest first."""
+        with self._transaction(write=False) as tx:
+            return tuple(tx.find(filter_ or Filter()))
+
+    def presences(self, within: int = 10_000) -> tuple[Presence, ...]:
+        """Workers that showed themselves in the last `within` ms."""
+        with self._transaction(write=False) as tx:
+            return tuple(p for p in tx.presences() if p.seen_at > tx.now - within)
+
+    def delete(self, key: str) -> bool:
+        """Remove a record and all that belongs to it; False when there is none. A claimed run is refused."""
+        with self._transaction(write=True) as tx:
+            head = tx.head(key)
+            if head is None:
+                return False
+            if head.state is State.CLAIMED and head.lease_until > tx.now:
+                raise CheckpointError("checkpoint_claim_active", f"run {key!r} is being worked on; cancel it first")
+            tx.remove(key)
+            return True
+
+    def now(self) -> int:
+        """The store's clock, in ms."""
+        with self._transaction(write=False) as tx:
+            return tx.now
+
+
+def _create(tx: Transaction, run: NewRun) -> Head:
+    existing = tx.head(run.key)
+    if existing is not None:
+        if existing.run_id == run.run_id:
+            return existing
+        raise CheckpointError(
+            "checkpoint_already_exists",
+            f"a run with the key {run.key!r} exists; use another key, or resume_policy='resume_if_present' to attach",
+        )
+    head = transitions.create(run, tx.now)
+    tx.add_definition(run.definition, run.definition_body)
+    tx.insert(head)
+    tx.append(run.key, _numbered(0, run.log, run.events))
+    if run.blobs:
+        tx.set_blobs(run.key, run.blobs)
+    return head
+
+
+def _snapshot(tx: Transaction, head: Head, seen: Seen, before: int | None = None) -> Snapshot:
+    unchanged = seen.revision == (head.revision if before is None else before)
+    journal = tx.journal(head.key)
+    return Snapshot(
+        head=head,
+        log=tuple(tx.entries(head.key, seen.entries, None, EntryKind.LOG)) if head.entry_n > seen.entries else (),
+        blobs=None if unchanged else tx.blobs(head.key),
+        journal=msgpack.unpackb(journal) if journal else {},
+        signals=tuple(tx.signals(head.key)) if head.signal_n else (),
+        now=tx.now,
+    )
+
+
+def _numbered(last: int, log: Sequence[bytes], events: Sequence[bytes]) -> list[Entry]:
+    kinds = [(EntryKind.LOG, body) for body in log] + [(EntryKind.EVENT, body) for body in events]
+    return [Entry(seq, kind, body) for seq, (kind, body) in enumerate(kinds, last + 1)]
+
+
+def _write_journal(tx: Transaction, head: Head, change: Change, *, committed: bool) -> None:
+    if not change.journal and not committed:
+        return
+    stored = tx.journal(head.key)
+    merged = {} if committed or not stored else msgpack.unpackb(stored)
+    merged = {name: body for name, body in {**merged, **change.journal}.items() if body is not None}
+    if merged or stored:
+        tx.set_journal(head.key, msgpack.packb(merged) if merged else None)
+
+
+def _saved(claim: Claim, head: Head, revision: int, unread: Sequence[Signal]) -> Saved:
+    kept = head.token == claim.token and head.revision == revision
+    next_claim = Claim(claim.key, head.cycle, claim.token, revision, head.lease_until) if kept else None
+    return Saved(next_claim, head, tuple(unread))
+
+
+def _post(tx: Transaction, key: str, signal: Signal) -> Posted:
+    head = tx.head(key)
+    if head is None:
+        raise CheckpointError("checkpoint_not_found", f"there is no run {key!r} in this store")
+    first = tx.signal(key, signal.id)
+    if first is not None:
+        return Posted(first, False, head)
+    noted = transitions.post(head, signal, tx.now)
+    stored = tx.add_signal(key, signal)
+    tx.update(noted)
+    return Posted(stored, True, noted)
+
+
+def _descendants(tx: Transaction, top: Head) -> list[Head]:
+    """Records below `top` in its tree."""
+    tree = tx.find(Filter(root_key=top.root_key, limit=1 << 20))
+    below, frontier = [], {top.key}
+    while frontier:
+        children = [head for head in tree if head.parent_key in frontier]
+        below += children
+        frontier = {head.key for head in children}
+    return below
+
+
+def open_store(url: str, *, create: bool = True) -> CheckpointStore:
+    """The store a URL names: `memory://`, `sqlite:///path`, `postgresql://...`, `redis://...`.
+
+    A relative SQLite path is below the working directory; its folder is made. Raises `StoreError` with code
+    `store_url_invalid` or `store_unavailable`, naming the URL without its password.
+    """
+    scheme = url.split("://", 1)[0] if "://" in url else ""
+    if scheme == "memory":
+        from vv_agent.checkpoint.memory import MemoryStore
+
+        return MemoryStore()
+    if scheme.split("+")[0] in ("sqlite", "postgresql", "postgres"):
+        from vv_agent.checkpoint.sql import SqlStore
+
+        return SqlStore(url, create=create)
+    raise StoreError(
+        "store_url_invalid",
+        f"{url!r} names no store; use sqlite:///PATH, postgresql://HOST/DATABASE or memory://",
+    )
