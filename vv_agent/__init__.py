@@ -22,6 +22,11 @@ _home("vv_agent.errors", "VVAgentError ConfigError SettingsError CheckpointError
 _home("vv_agent.cancellation", "CancellationToken")
 _home("vv_agent.messages", "Message ToolCall")
 _home("vv_agent.usage", "TokenUsage CacheUsage CacheUsageStatus UsageSource CycleTokenUsage TaskTokenUsage")
+_home(
+    "vv_agent.budget",
+    "RunBudgetLimits HostCost HostCostMeter UnavailableMetricPolicy BudgetUsageSnapshot BudgetUnavailableDimension "
+    "BudgetExhaustion BudgetDimension BudgetEnforcementBoundary BudgetExhaustionReason BudgetUnavailableReason",
+)
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 
