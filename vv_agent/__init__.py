@@ -27,6 +27,13 @@ _home(
     "RunBudgetLimits HostCost HostCostMeter UnavailableMetricPolicy BudgetUsageSnapshot BudgetUnavailableDimension "
     "BudgetExhaustion BudgetDimension BudgetEnforcementBoundary BudgetExhaustionReason BudgetUnavailableReason",
 )
+_home("vv_agent.tool_metadata", "ToolMetadata ToolSideEffect ToolIdempotency")
+_home(
+    "vv_agent.results",
+    "AgentResult AgentStatus CompletionReason ApprovalSnapshot ResumeObservation CycleRecord "
+    "ToolExecutionResult ToolStatus ToolDirective",
+)
+_home("vv_agent.events", "RunEvent ToolCallPlannedEvent DiagnosticEvent parse_event")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 
