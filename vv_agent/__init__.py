@@ -34,6 +34,8 @@ _home(
     "ToolExecutionResult ToolStatus ToolDirective",
 )
 _home("vv_agent.events", "RunEvent ToolCallPlannedEvent DiagnosticEvent parse_event")
+_home("vv_agent.event_store", "RunEventStore IdempotentRunEventStore JsonlRunEventStore MemoryRunEventStore")
+_home("vv_agent.result", "RunResult RunState ResolvedModel")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 
