@@ -1,0 +1,131 @@
+"""How one run is carried out: what a RunConfig may set, and which layer wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vv_agent.agent import Agent, NoToolPolicy, check_max_cycles
+from vv_agent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vv_agent.cancellation import CancellationToken
+    from vv_agent.checkpoint.config import CheckpointConfig
+    from vv_agent.checkpoint.extensions import CheckpointExtension
+    from vv_agent.checkpoint.reconciliation import ReconciliationProvider
+    from vv_agent.events import RunEvent
+    from vv_agent.llm import ModelProvider, ModelRef, ModelSettings
+    from vv_agent.messages import Message
+    from vv_agent.tools import ToolPolicy
+    from vv_agent.workspace import WorkspaceBackend
+
+DEFAULT_MAX_CYCLES = 10
+BeforeCycleMessages = Callable[[int, Sequence["Message"], Mapping[str, Any]], Sequence["Message"]]
+"""(cycle number, messages so far, shared state) -> messages to add before the model is called."""
+
+
+class ExecutionMode(StrEnum):
+    """Where cycles are advanced: in the caller's thread, on a pool of threads, or by workers."""
+
+    INLINE = "inline"
+    THREADED = "threaded"
+    DISTRIBUTED = "distributed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Options of one run; an unset field is decided by the runner's default, the agent or the framework.
+
+    `checkpoint_key` is the short form of a `CheckpointConfig` with this key, the store of the settings and the policy
+    `resume_if_present`: the same call made again attaches to the run, wherever it stands. `stream` sees every event
+    of the run as it happens; its errors are ignored. `before_cycle_messages` is called between claim and model call
+    of each cycle and what it returns is saved with the model's answer, so that a retry does not call it again.
+    """
+
+    model: ModelRef | str | None = None
+    model_provider: ModelProvider | str | None = None
+    model_settings: ModelSettings | None = None
+    workspace: str | Path | None = None
+    workspace_backend: WorkspaceBackend | None = None
+    initial_messages: Sequence[Message] | None = None
+    max_cycles: int | None = None
+    no_tool_policy: NoToolPolicy | None = None
+    tool_policy: ToolPolicy | None = None
+    execution_mode: ExecutionMode | None = None
+    execution_backend: Any = None
+    cancellation_token: CancellationToken | None = None
+    context: Any = None
+    shared_state: Mapping[str, Any] = field(default_factory=dict)
+    before_cycle_messages: BeforeCycleMessages | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    stream: Callable[[RunEvent], object] | None = None
+    checkpoint_config: CheckpointConfig | None = None
+    checkpoint_key: str | None = None
+    checkpoint_extensions: Sequence[CheckpointExtension] = ()
+    reconciliation_provider: ReconciliationProvider | None = None
+
+    def __post_init__(self) -> None:
+        check_max_cycles(self.max_cycles)
+        if self.checkpoint_key is not None and self.checkpoint_config is not None:
+            raise ConfigError(
+                "run_config_invalid", "give checkpoint_key or checkpoint_config, not both: the config has its own key"
+            )
+        for name, kind in (("execution_mode", ExecutionMode), ("no_tool_policy", NoToolPolicy)):
+            value = getattr(self, name)
+            if value is not None:
+                try:
+                    object.__setattr__(self, name, kind(value))
+                except ValueError:
+                    raise ConfigError(
+                        "run_config_invalid", f"{name} {value!r} is not one of {', '.join(kind)}"
+                    ) from None
+
+
+_KEYWISE = ("metadata", "shared_state")
+_CONCATENATED = ("checkpoint_extensions",)
+_OWN_RULE = ("model", "model_settings", "tool_policy")
+
+
+def effective_config(agent: Agent, default: RunConfig | None, run: RunConfig | None) -> RunConfig:
+    """The one table of precedence (spec/20): run, then runner default, then agent, then framework.
+
+    `metadata` and `shared_state` are merged key by key, `checkpoint_extensions` appended, everything else is
+    replaced as a whole. Model, model settings and tool policy follow rules of their own (`effective_model`, and the
+    callers of `ModelSettings.merged` and `ToolPolicy.merged`), because the agent's and the provider's parts stand
+    between the layers.
+    """
+    base, over = default or RunConfig(), run or RunConfig()
+    values: dict[str, Any] = {}
+    for item in fields(RunConfig):
+        low, high = getattr(base, item.name), getattr(over, item.name)
+        if item.name in _KEYWISE:
+            values[item.name] = {**low, **high}
+        elif item.name in _CONCATENATED:
+            values[item.name] = (*low, *high)
+        elif item.name in _OWN_RULE:
+            values[item.name] = high
+        else:
+            values[item.name] = low if high is None else high
+    if over.checkpoint_key is not None or over.checkpoint_config is not None:  # one choice, replaced as a whole
+        values["checkpoint_key"], values["checkpoint_config"] = over.checkpoint_key, over.checkpoint_config
+    effective = RunConfig(**values)
+    return replace(
+        effective,
+        max_cycles=effective.max_cycles or agent.max_cycles or DEFAULT_MAX_CYCLES,
+        no_tool_policy=effective.no_tool_policy or agent.no_tool_policy or NoToolPolicy.CONTINUE,
+        metadata={**agent.metadata, **effective.metadata},
+    )
+
+
+def effective_model(agent: Agent, default: RunConfig | None, run: RunConfig | None) -> ModelRef | str | None:
+    """Run, agent, runner default (only if the run did not bring its own provider), else None: the provider's
+    default."""
+    if run is not None and run.model is not None:
+        return run.model
+    if agent.model is not None:
+        return agent.model
+    replaced = run is not None and run.model_provider is not None
+    return None if replaced or default is None else default.model

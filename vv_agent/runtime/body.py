@@ -1,0 +1,45 @@
+"""The runtime's own fields in the head of a record: small, replaced as a whole with each save that changes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vv_agent.errors import StoreError
+from vv_agent.runtime.transcript import pack, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a worker must know before it reads the log."""
+
+    trace_id: str
+    run_id: str
+    """Of the open segment."""
+    agent: str
+    segment: int = 0
+    first_cycle: int = 1
+    """Number of the segment's first cycle; `cycle_index` on the wire counts from it."""
+    live: bool = False
+    """Started with somebody listening: an approval then parks inside the segment (DESIGN section 6.5)."""
+    lost_models: int = 0
+    """Model calls of the open cycle whose outcome was lost, all attempts."""
+    cancelled: str | None = None
+    """The reason of an accepted cancel that is not carried out yet."""
+    observation: dict[str, Any] | None = None
+    """The operation a parked run waits for, as a ResumeObservation."""
+
+    def pack(self) -> bytes:
+        return pack([getattr(self, name) for name in self.__slots__])
+
+    @classmethod
+    def unpack(cls, data: bytes, key: str) -> Body:
+        values = unpack(data, f"the head of run {key!r}")
+        try:
+            return cls(*values)
+        except TypeError as error:
+            raise StoreError("store_corrupt", f"the head of run {key!r} cannot be read: {error}") from error
+
+    def index(self, cycle: int) -> int:
+        """The cycle's number within its segment, from 1."""
+        return cycle - self.first_cycle + 1

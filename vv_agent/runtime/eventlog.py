@@ -1,0 +1,139 @@
+"""Events of a run: how they are numbered, stored without their texts, and read back.
+
+An event entry holds the events of one save: `[run id, agent, cycle, attempt, [[type, n, created_at, fields, refs?],
+...]]`. The envelope is filled in from the header; `refs` name fields whose text stands in the log and nowhere else:
+
+    ["args", position]   the arguments of a call of this cycle      ["input", segment]   the input of a segment
+    ["answer", segment]  the final output of a segment              ["partial", segment] its partial output
+
+Live items have the same form, one event each, so that a reader knows an event again by its id wherever it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vv_agent.checkpoint.identity import event_id
+from vv_agent.checkpoint.record import Entry, EntryKind
+from vv_agent.events import RunEvent, make_event
+from vv_agent.runtime.body import Body
+from vv_agent.runtime.transcript import Transcript, pack, unpack
+
+WITHOUT_CYCLE = frozenset(
+    {
+        "run_started",
+        "agent_started",
+        "session_persisted",
+        "run_completed",
+        "run_failed",
+        "run_cancelled",
+        "run_state_changed",
+    }
+)
+"""Types that belong to the run, not to a cycle of it."""
+LIVE_ONLY = frozenset({"assistant_delta", "reasoning_delta", "model_tool_call_started", "model_tool_call_progress"})
+"""Types that are never stored: their text stands in the log once the model call is done."""
+Refs = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where in a run events come from."""
+
+    run_id: str
+    agent: str
+    cycle: int
+    attempt: int
+    index: int
+    """`cycle_index` of the cycle's events: its number within the segment."""
+
+    def identify(self, event_type: str, n: int) -> str:
+        return event_id(self.run_id, self.cycle, self.attempt, event_type, n)
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A numbered event, not yet an object."""
+
+    type: str
+    n: int
+    created_at: float
+    fields: Mapping[str, Any]
+    refs: Refs
+
+    def stored(self) -> list[Any]:
+        kept = {name: value for name, value in self.fields.items() if name not in self.refs}
+        row: list[Any] = [self.type, self.n, self.created_at, kept]
+        return [*row, {name: list(ref) for name, ref in self.refs.items()}] if self.refs else row
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """An event with its coordinates, by which a reader orders and drops repeats."""
+
+    cycle: int
+    attempt: int
+    n: int
+    event: RunEvent
+
+
+def event_entry(origin: Origin, events: Iterable[Emitted]) -> bytes:
+    """The bytes of one event entry, or of one live item."""
+    return pack([origin.run_id, origin.agent, origin.cycle, origin.attempt, [emitted.stored() for emitted in events]])
+
+
+def build(origin: Origin, trace_id: str, emitted: Emitted) -> RunEvent:
+    """The event object."""
+    fields = dict(emitted.fields)
+    if emitted.type not in WITHOUT_CYCLE:
+        fields.setdefault("cycle_index", origin.index)
+    return make_event(
+        emitted.type,
+        event_id=origin.identify(emitted.type, emitted.n),
+        run_id=origin.run_id,
+        trace_id=trace_id,
+        created_at=emitted.created_at,
+        agent_name=origin.agent,
+        **fields,
+    )
+
+
+class EventReader:
+    """Reads a record's entries in order and gives its events, texts filled in."""
+
+    def __init__(self, body: Body) -> None:
+        self._trace_id = body.trace_id
+        self.transcript = Transcript()
+
+    def feed(self, entry: Entry) -> list[Numbered]:
+        """The events of one entry; a log entry has none, but its texts are kept for those that follow."""
+        if entry.kind is EntryKind.LOG:
+            self.transcript.extend(entry.seq, entry.body)
+            return []
+        return self.decode(entry.body, f"event entry {entry.seq}")
+
+    def decode(self, body: bytes, what: str = "live item") -> list[Numbered]:
+        """The events of one event entry or live item."""
+        header, rows = unpack(body, what)
+        origin = Origin(*header)
+        numbered = []
+        for event_type, n, created_at, fields, *refs in rows:
+            texts = {name: self._text(origin.cycle, ref) for name, ref in (refs[0] if refs else {}).items()}
+            emitted = Emitted(event_type, n, created_at, {**fields, **texts}, {})
+            numbered.append(Numbered(origin.cycle, origin.attempt, n, build(origin, self._trace_id, emitted)))
+        return numbered
+
+    def _text(self, cycle: int, ref: Sequence[Any]) -> Any:
+        match ref:
+            case ["args", position]:
+                return self.transcript.turns[cycle].call(position).parsed()
+            case ["input", segment]:
+                return self.transcript.inputs.get(segment, "")
+            case ["answer", segment]:
+                return self.transcript.answer(segment)
+            case ["partial", segment]:
+                return self.transcript.partial(segment)
+            case _:
+                return None

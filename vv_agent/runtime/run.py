@@ -1,0 +1,225 @@
+"""A claimed run in this process: its record decoded, and what the open cycle made of it that is not saved yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Seen, Then
+from vv_agent.errors import SignalsWaiting, StoreError
+from vv_agent.runtime.body import Body
+from vv_agent.runtime.context import Cached, Engine
+from vv_agent.runtime.eventlog import LIVE_ONLY, Emitted, Origin, Refs, build, event_entry
+from vv_agent.runtime.inbox import Inbox
+from vv_agent.runtime.lease import Hold
+from vv_agent.runtime.program import Program
+from vv_agent.runtime.transcript import Transcript, Turn, log_entry, pack, unpack
+
+_STORE_PATIENCE = 5.0
+"""Seconds a save is tried again while the store does not answer; the lease ends it earlier."""
+_LASTING_FAULTS = frozenset({"store_full", "store_corrupt", "store_incompatible", "store_schema_unsupported"})
+
+
+class Run:
+    """The working copy of one record under one claim.
+
+    Events are shown as they are made and stored with the next save; log items are added to the transcript at once and
+    written with the next save. After `ClaimLost` or a `StoreError` the copy is thrown away: the store has the truth.
+    """
+
+    def __init__(self, engine: Engine, program: Program, hold: Hold, claimed: Claimed, cached: Cached | None) -> None:
+        snapshot = claimed.snapshot
+        self.engine = engine
+        self.program = program
+        self.hold = hold
+        self.head = snapshot.head
+        self.recovered = claimed.recovered
+        self.body = Body.unpack(self.head.body, self.head.key)
+        self.transcript = cached.transcript if cached else Transcript()
+        for entry in snapshot.log:
+            self.transcript.extend(entry.seq, entry.body)
+        blobs = snapshot.blobs if snapshot.blobs is not None else (cached.blobs if cached else {})
+        self._blobs = dict(blobs)
+        self.shared_state: dict[str, Any] = self._blob("state")
+        self.baselines: dict[str, Any] = self._blob("baselines")
+        self.extensions: dict[str, Any] = self._blob("extensions")
+        self.journal = {name: unpack(body, f"journal entry {name}") for name, body in snapshot.journal.items()}
+        self._journal_changes: dict[str, bytes | None] = {}
+        self._log: list[Sequence[Any]] = []
+        self._events: list[Emitted] = []
+        self._n = 0
+        self._saves = 0
+        self.inbox = Inbox()
+        self.inbox.take(snapshot.signals)
+
+    @property
+    def key(self) -> str:
+        return self.head.key
+
+    @property
+    def cycle(self) -> int:
+        """Number of the open cycle."""
+        return self.hold.claim.cycle
+
+    @property
+    def index(self) -> int:
+        """Its number within the segment, from 1."""
+        return self.body.index(self.cycle)
+
+    @property
+    def turn(self) -> Turn | None:
+        """The open cycle's model turn, once there is a receipt."""
+        return self.transcript.turns.get(self.cycle)
+
+    @property
+    def attempt(self) -> int:
+        return self.head.attempt
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether log items wait for a save."""
+        return bool(self._log)
+
+    # What a cycle adds.
+
+    def emit(self, event_type: str, refs: Refs | None = None, **fields: Any) -> None:
+        """Make an event: shown at once, stored with the next save (live text is only shown)."""
+        emitted = self.number(event_type, refs, **fields)
+        if event_type not in LIVE_ONLY:
+            self._events.append(emitted)
+        self._show(emitted)
+
+    def number(self, event_type: str, refs: Refs | None = None, **fields: Any) -> Emitted:
+        """Number an event that is shown only once it is saved (`save(last_events=...)`)."""
+        emitted = Emitted(event_type, self._n, self.engine.clock(), fields, refs or {})
+        self._n += 1
+        return emitted
+
+    def log(self, item: Sequence[Any]) -> None:
+        """Add an item to the transcript; it is written with the next save."""
+        self.transcript.add(item)
+        self._log.append(item)
+
+    def note(self, operation_id: str, entry: dict[str, Any] | None) -> None:
+        """Set or drop an operation of the open cycle in the journal, with the next save."""
+        if entry is None:
+            self.journal.pop(operation_id, None)
+        else:
+            self.journal[operation_id] = entry
+        self._journal_changes[operation_id] = None if entry is None else pack(entry)
+
+    # Saving.
+
+    def save(
+        self,
+        then: Then,
+        *,
+        status: str | None = None,
+        starts: bool = False,
+        ending: bool = False,
+        durable: bool = False,
+        last_log: Sequence[Sequence[Any]] = (),
+        last_events: Sequence[Emitted] = (),
+    ) -> None:
+        """Write everything pending in one save. `last_*` are left out again when the save is refused.
+
+        Raises `ClaimLost`, `SignalsWaiting` (the inbox then has the signals), `StoreError`.
+        """
+        self.hold.check()
+        log = [*self._log, *last_log]
+        events = [*self._events, *last_events]
+        body = self.body.pack()
+        changed = self._changed_blobs()
+        change = Change(
+            number=self._saves + 1,
+            then=then,
+            body=None if body == self.head.body else body,
+            status=status,
+            log=(log_entry(log),) if log else (),
+            events=(event_entry(self.origin, events),) if events else (),
+            blobs=changed,
+            journal=self._journal_changes,
+            consumed=tuple(self.inbox.read),
+            starts=starts,
+            ending=ending,
+            durable=durable,
+        )
+        if self.head.queue is not None:
+            self.engine.live.hurry()
+        try:
+            saved = self._persist(change)
+        except SignalsWaiting as waiting:
+            self.inbox.take(waiting.signals)
+            raise
+        for item in last_log:
+            self.transcript.add(item)
+        for emitted in last_events:
+            self._show(emitted)
+        self._saved(change, saved.head)
+        if saved.claim is not None:
+            self.hold.claim = saved.claim
+        self.inbox.take(saved.signals)
+
+    def _persist(self, change: Change) -> Any:
+        end = time.monotonic() + _STORE_PATIENCE
+        pause = 0.02
+        while True:
+            try:
+                return self.engine.store.save(self.hold.claim, change)
+            except StoreError as error:
+                if error.code in _LASTING_FAULTS or self.hold.lost or time.monotonic() + pause > end:
+                    raise
+                time.sleep(pause)
+                pause = min(pause * 2, 0.5)
+
+    def _saved(self, change: Change, head: Any) -> None:
+        self.transcript.entry_n = head.entry_n
+        committed = head.cycle != self.head.cycle
+        self.head = head
+        self._saves += 1
+        self._log, self._events, self._journal_changes = [], [], {}
+        self.inbox.read.clear()
+        for name, blob in change.blobs.items():
+            if blob is not None:
+                self._blobs[name] = blob
+        if committed or isinstance(change.then, Commit | End):
+            self.journal = {}
+            self._n = 0
+
+    def remember(self) -> None:
+        """Keep what was decoded for this process's next claim on the run."""
+        kept = Cached(self.head.run_id, self.head.revision, self.head.entry_n, self.transcript, self._blobs)
+        self.engine.cache.keep(self.key, kept)
+
+    def refresh(self) -> None:
+        """Read the unread signals now, without touching the record."""
+        self.hold.signalled = False
+        known = Seen(entries=self.head.entry_n, revision=self.head.revision)
+        snapshot = self.engine.store.load(self.key, known)
+        if snapshot is not None:
+            self.inbox.take(snapshot.signals)
+
+    # Details.
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.body.run_id, self.body.agent, self.cycle, self.attempt, self.index)
+
+    def _show(self, emitted: Emitted) -> None:
+        sink = self.engine.sink(self.key)
+        if sink is not None:
+            sink.put(build(self.origin, self.body.trace_id, emitted))
+        if self.head.queue is not None:
+            self.engine.live.publish(self.key, event_entry(self.origin, [replace(emitted, refs={})]))
+
+    def _blob(self, name: str) -> dict[str, Any]:
+        body = self._blobs.get(name)
+        value: dict[str, Any] = unpack(body, f"{name} of run {self.key!r}") if body else {}
+        return value
+
+    def _changed_blobs(self) -> Mapping[str, bytes | None]:
+        current = {"state": self.shared_state, "baselines": self.baselines, "extensions": self.extensions}
+        packed = {name: pack(value) for name, value in current.items() if value or name in self._blobs}
+        return {name: body for name, body in packed.items() if self._blobs.get(name) != body}

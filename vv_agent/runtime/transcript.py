@@ -1,0 +1,189 @@
+"""The transcript of a run: its log, decoded. The model request and the result are both read from it.
+
+A log entry is one save's worth of items. An item is a small msgpack list whose first element says what it is:
+
+    ["m", cycle, message]                     a message of the system, the user or the program
+    ["i", segment, message]                   the input that began a segment
+    ["a", cycle, message, usage, source, cache, finish]   the receipt of a model call
+    ["t", cycle, position, result]            the receipt of a tool call
+    ["e", segment, end]                       how a segment ended; its answer is ["text", cycle],
+                                              ["result", cycle, position] or a plain text
+
+Texts stand here and nowhere else; events and results refer to them by cycle and position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+from vv_agent.errors import CannotServe, StoreError
+from vv_agent.messages import Message, ToolCall
+
+SCHEMA = 1
+"""Number of the record's forms; the current and (once there is one) the previous are read."""
+_COMPRESSED = 0x80
+_COMPRESS_FROM = 4096
+_MAX_PLAIN = 1 << 30
+
+
+def pack(value: Any) -> bytes:
+    """Bytes of a stored value: one byte of schema number and compression flag, then msgpack. From 4 KB on zlib level 1
+    saves more than it costs (measured); below it does not."""
+    body: bytes = msgpack.packb(value)
+    if len(body) >= _COMPRESS_FROM:
+        squeezed = zlib.compress(body, 1)
+        if len(squeezed) < len(body):
+            return bytes([SCHEMA | _COMPRESSED]) + squeezed
+    return bytes([SCHEMA]) + body
+
+
+def unpack(data: bytes, what: str) -> Any:
+    """What `pack` wrote. `CannotServe` for a schema this version does not know, `store_corrupt` for damage."""
+    if not data or data[0] & ~_COMPRESSED != SCHEMA:
+        number = data[0] & ~_COMPRESSED if data else "none"
+        raise CannotServe(
+            "checkpoint_schema_unsupported",
+            f"{what} has schema {number}, this version reads {SCHEMA}; upgrade vv-agent",
+        )
+    body = data[1:]
+    try:
+        if data[0] & _COMPRESSED:
+            stream = zlib.decompressobj()
+            body = stream.decompress(body, _MAX_PLAIN)
+            if stream.unconsumed_tail:
+                raise ValueError("it is larger than 1 GiB")
+        return msgpack.unpackb(body, strict_map_key=False)
+    except (ValueError, zlib.error, msgpack.UnpackException) as error:
+        raise StoreError("store_corrupt", f"{what} cannot be read ({error}); restore a backup") from error
+
+
+@dataclass(slots=True)
+class Turn:
+    """One cycle as far as it is written: the model's message and the tool results by position in the batch."""
+
+    cycle: int
+    message: Message
+    usage: Mapping[str, Any] | None
+    usage_source: str | None
+    cache_status: str | None
+    finish_reason: str
+    results: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return self.message.tool_calls
+
+    def call(self, position: int) -> ToolCall:
+        return self.message.tool_calls[position]
+
+
+class Transcript:
+    """The decoded log, extended entry by entry. Reading it never changes it; only `extend` does."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        """What the model has seen, in order; append only."""
+        self.turns: dict[int, Turn] = {}
+        self.ends: dict[int, Mapping[str, Any]] = {}
+        self.last_text: str | None = None
+        """The last non-blank assistant text."""
+        self.inputs: dict[int, str] = {}
+        self.entry_n = 0
+        self.identity = b""
+        """Hash chain over the messages: what a model request is identified by, without reading them again."""
+
+    def extend(self, seq: int, body: bytes) -> None:
+        """Take in one log entry."""
+        for item in unpack(body, f"log entry {seq}"):
+            self.add(item)
+        self.entry_n = max(self.entry_n, seq)
+
+    def add(self, item: Sequence[Any]) -> None:
+        """Take in one item."""
+        match item:
+            case ["m", _, wire]:
+                self._append(wire)
+            case ["i", segment, wire]:
+                self.inputs[segment] = self._append(wire).content
+            case ["a", cycle, wire, usage, source, cache, finish]:
+                message = self._append(wire)
+                self.turns[cycle] = Turn(cycle, message, usage, source, cache, finish)
+                if message.content.strip():
+                    self.last_text = message.content
+            case ["t", cycle, position, result]:
+                self.turns[cycle].results[position] = result
+                self._append(tool_message(result).to_wire())
+            case ["e", segment, end]:
+                self.ends[segment] = end
+            case _:
+                raise StoreError("store_corrupt", f"the log holds an unknown item {item[:1]!r}")
+
+    def answer(self, segment: int) -> str | None:
+        """The final answer (or wait reason) of a segment that ended."""
+        answer = self.ends[segment].get("answer") if segment in self.ends else None
+        match answer:
+            case ["text", cycle]:
+                return self.turns[cycle].message.content
+            case ["result", cycle, position]:
+                return tool_answer(self.turns[cycle].results[position])
+            case _:
+                return answer
+
+    def partial(self, segment: int) -> str | None:
+        """The last text of a segment that ended without completing."""
+        end = self.ends.get(segment)
+        return self.last_text if end is not None and end["status"] != "completed" else None
+
+    def _append(self, wire: Mapping[str, Any]) -> Message:
+        message = Message.from_wire(wire)
+        self.messages.append(message)
+        self.identity = hashlib.sha256(self.identity + msgpack.packb(wire)).digest()
+        return message
+
+
+def tool_message(result: Mapping[str, Any]) -> Message:
+    """The message in which the model reads a tool's result."""
+    return Message(
+        role="tool", content=result["content"], tool_call_id=result["tool_call_id"], image_url=result.get("image_url")
+    )
+
+
+def tool_answer(result: Mapping[str, Any]) -> str:
+    """What a finishing or waiting tool result says (spec/18): `final_message` or `question` of its metadata, else the
+    `message` of a JSON content, else the content."""
+    metadata = result.get("metadata") or {}
+    for name in ("final_message", "question"):
+        if isinstance(metadata.get(name), str):
+            return str(metadata[name])
+    try:
+        content = json.loads(result["content"])
+    except ValueError:
+        content = None
+    if result["directive"] == "finish" and isinstance(content, dict) and isinstance(content.get("message"), str):
+        return str(content["message"])
+    return str(result["content"])
+
+
+def message_item(cycle: int, message: Message) -> list[Any]:
+    return ["m", cycle, message.to_wire()]
+
+
+def clean(text: str) -> str:
+    """Text without lone surrogates, which neither UTF-8 nor the store's encoding can hold."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text
+
+
+def log_entry(items: Iterable[Sequence[Any]]) -> bytes:
+    """The bytes of one log entry."""
+    return pack(list(items))

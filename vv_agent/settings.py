@@ -1,0 +1,70 @@
+"""Settings from the environment: the only reader of it (DESIGN section 8)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vv_agent.errors import SettingsError
+
+DEFAULT_STORE = "sqlite:///.vv-agent/runs.db"
+DEFAULT_QUEUE = "vv-agent"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator set. `lease_seconds` may be fractional; `imports` are the modules a worker may load code
+    from."""
+
+    store: str = DEFAULT_STORE
+    broker: str | None = None
+    queue: str = DEFAULT_QUEUE
+    imports: tuple[str, ...] = ()
+    pool: str = "threads"
+    concurrency: int = 50
+    lease_seconds: float = 30.0
+    local_settings: str | None = None
+    crash: str | None = None
+    """A named crash point of `vv_agent.testing`; only tests set it."""
+
+    @property
+    def lease_ms(self) -> int:
+        return int(self.lease_seconds * 1000)
+
+
+def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process. `SettingsError` names the variable, what is wrong and what it may be."""
+    env = os.environ if environment is None else environment
+
+    def text(name: str) -> str | None:
+        return env.get(f"VV_AGENT_{name}", "").strip() or None
+
+    def number(name: str, default: float, low: float, high: float) -> float:
+        raw = text(name)
+        if raw is None:
+            return default
+        try:
+            value = float(raw)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise SettingsError(
+                "settings_invalid", f"VV_AGENT_{name}={raw!r} must be a number from {low:g} to {high:g}"
+            )
+        return value
+
+    pool = text("POOL") or "threads"
+    if pool not in ("threads", "prefork", "solo"):
+        raise SettingsError("settings_invalid", f"VV_AGENT_POOL={pool!r} must be threads, prefork or solo")
+    return Settings(
+        store=text("STORE") or DEFAULT_STORE,
+        broker=text("BROKER"),
+        queue=text("QUEUE") or DEFAULT_QUEUE,
+        imports=tuple(part.strip() for part in (text("IMPORTS") or "").split(",") if part.strip()),
+        pool=pool,
+        concurrency=int(number("CONCURRENCY", 50, 1, 10_000)),
+        lease_seconds=number("LEASE_SECONDS", 30.0, 0.5, 3600.0),
+        local_settings=text("LOCAL_SETTINGS"),
+        crash=text("CRASH"),
+    )
