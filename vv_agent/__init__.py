@@ -22,6 +22,11 @@ _home("vv_agent.errors", "VVAgentError ConfigError SettingsError CheckpointError
 _home("vv_agent.cancellation", "CancellationToken")
 _home("vv_agent.messages", "Message ToolCall")
 _home("vv_agent.definition", "RunDefinition CapabilityRef")
+_home("vv_agent.checkpoint.observation", "ResumeObservation")
+_home("vv_agent.checkpoint.journal", "OperationJournalEntry OperationKind OperationState OperationError")
+_home("vv_agent.checkpoint.extensions", "CheckpointExtension")
+_home("vv_agent.checkpoint.config", "CheckpointConfig ResumePolicy AmbiguousModelPolicy AmbiguousToolPolicy")
+_home("vv_agent.checkpoint.reconciliation", "ReconciliationDecision ReconciliationProvider")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 

@@ -6,6 +6,7 @@ Two definitions describe the same run when their digests are equal. Compare `dig
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
@@ -322,6 +323,21 @@ class RunDefinition(_Closed):
     def digest(self) -> str:
         """Lowercase hex SHA-256 of the RFC 8785 form; computed once per object."""
         return digest(self.to_wire())
+
+    def check_digest(self, expected: str) -> None:
+        """Refuse a digest that is none (`checkpoint_definition_digest_invalid`) or another definition's
+        (`checkpoint_definition_mismatch`)."""
+        if re.fullmatch(r"[0-9a-f]{64}", expected) is None:
+            raise CheckpointError(
+                "checkpoint_definition_digest_invalid",
+                f"definition digest {expected!r} must be 64 lower-case hexadecimal digits of a SHA-256",
+            )
+        if expected != self.digest:
+            raise CheckpointError(
+                "checkpoint_definition_mismatch",
+                f"the definition has digest {self.digest}, {expected} was recorded; "
+                "go on with the definition the run was started with, or start a new run under another key",
+            )
 
     def messages(self) -> list[Message]:
         """The initial messages as values."""

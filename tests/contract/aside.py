@@ -42,7 +42,7 @@ class Cases:
             return
         try:
             yield
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             self.show(name)
         else:
             pytest.fail(f"{self.fixture}: {name} is listed as set aside, but it passes; remove its entry")
