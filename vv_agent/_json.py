@@ -13,6 +13,9 @@ from vv_agent.errors import CheckpointError
 MAX_WIRE = 2**53 - 1
 """Largest integer that every JSON reader keeps exactly (I-JSON, RFC 7493)."""
 
+MAX_DEPTH = 200
+"""Deepest nesting that is taken from outside: far below the interpreter's recursion limit."""
+
 _INT64_LOW, _INT64_HIGH = -(2**63), 2**64 - 1
 
 
@@ -39,15 +42,19 @@ def plain(value: Any, *, code: str, wide_as_float: bool = False, at: str = "") -
     """A deep copy of a JSON value with plain lists and dicts; `CheckpointError(code)` names the place of a fault.
 
     Refused: other types, keys that are not strings, lone surrogates, non-finite numbers, integers beyond
-    `MAX_WIRE`. Integers outside 64 bits are refused too, unless `wide_as_float` reads them as JSON text means them.
+    `MAX_WIRE`, more than `MAX_DEPTH` levels. Integers outside 64 bits are refused too, unless `wide_as_float` reads
+    them as JSON text means them.
     """
+    if at.count("/") > MAX_DEPTH:
+        raise _no_json(code, at[:80] + "...", f"more than {MAX_DEPTH} levels deep")
     if isinstance(value, Mapping):
         result = {}
         for key, item in value.items():
             if not isinstance(key, str):
                 raise _no_json(code, at, f"the key {key!r} is not a string")
-            place = f"{at}/{plain(key, code=code, at=at)}"
-            result[str(key)] = plain(item, code=code, wide_as_float=wide_as_float, at=place)
+            name = plain(key, code=code, at=at)
+            place = f"{at}/{name.replace('~', '~0').replace('/', '~1')}"
+            result[name] = plain(item, code=code, wide_as_float=wide_as_float, at=place)
         return result
     if isinstance(value, list | tuple):
         return [plain(item, code=code, wide_as_float=wide_as_float, at=f"{at}/{n}") for n, item in enumerate(value)]
@@ -56,7 +63,7 @@ def plain(value: Any, *, code: str, wide_as_float: bool = False, at: str = "") -
     try:
         if isinstance(value, str):
             value.encode()
-            return str(value)
+            return str.__str__(value)
         if isinstance(value, int):
             if abs(value) <= MAX_WIRE:
                 return int(value)

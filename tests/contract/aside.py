@@ -7,7 +7,7 @@ shown with `CASES.show(name)`. The counts of all files are printed at the end of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -56,20 +56,19 @@ class Cases:
         else:
             pytest.fail(f"{self.fixture}: {name} is neither run nor listed with a reason")
 
-    def check_names(self, names: Collection[str]) -> None:
-        """Fail when a list names a case that the fixture does not have."""
-        if unknown := (self.differs.keys() | self.pending.keys()) - set(names):
-            pytest.fail(f"{self.fixture}: listed, but not in the fixture: {sorted(unknown)}")
-
     def report(self) -> Iterator[str]:
-        """One line of counts, then one line for each case that was set aside, with its reason."""
+        """One line of counts, then one line for each reason, with the cases it sets aside."""
         total = len(self.ran | self.aside | self.waiting)
         yield (
             f"{self.fixture}: {total} cases, {len(self.ran)} run, {len(self.aside)} set aside, "
             f"{len(self.waiting)} pending"
         )
+        reasons: dict[str, list[str]] = {}
         for name in sorted(self.aside):
-            yield f"    differs on purpose: {name}: {self.differs[name]}"
+            reasons.setdefault(f"differs on purpose: {self.differs[name]}", []).append(name)
         for name in sorted(self.waiting):
-            issue, reason = self.pending[name]
-            yield f"    pending: {issue}: {name}: {reason}"
+            reasons.setdefault("pending: {}: {}".format(*self.pending[name]), []).append(name)
+        if unmet := sorted((self.differs.keys() | self.pending.keys()) - self.aside - self.waiting):
+            reasons["listed, but not met in this session"] = unmet
+        for reason, names in reasons.items():
+            yield f"    {reason}: {', '.join(names)}"

@@ -145,6 +145,17 @@ def test_integers_beyond_64_bits_are_refused_at_creation_and_read_as_floats() ->
     assert RunDefinition.parse(raw).run_metadata == {"n": 1e20}
 
 
+def test_nesting_has_a_limit_that_a_schema_never_meets_and_an_attack_does() -> None:
+    def nested(depth: int) -> Any:
+        return [nested(depth - 1)] if depth else 1
+
+    definition = RunDefinition.parse(description(run_metadata={"n": nested(150)}))
+    assert RunDefinition.decode(definition.encode()).digest == definition.digest
+    assert (
+        code_of(RunDefinition.parse, description(run_metadata={"n": nested(400)})) == "checkpoint_definition_not_i_json"
+    )
+
+
 @pytest.mark.parametrize("value", [2**53, -(2**53), float("inf"), "\ud800", {1: 2}, object(), 10**400])
 def test_what_json_cannot_carry_is_refused_with_its_place(value: Any) -> None:
     with pytest.raises(CheckpointError, match="/run_metadata/n") as caught:
