@@ -166,14 +166,13 @@ def _binds(module: ModuleType, name: str) -> bool:
     """Whether the module's source makes the global itself; a module that only imported it must not give its name,
     or the name would depend on who else was imported."""
     try:
-        statements = ast.parse(inspect.getsource(module)).body
+        source = ast.parse(inspect.getsource(module))
     except (OSError, TypeError, SyntaxError, ValueError):
         return False
-    imports = (ast.Import, ast.ImportFrom)
     return not any(
         (alias.asname or alias.name) in (name, "*")
-        for statement in statements
-        if isinstance(statement, imports)
+        for statement in ast.walk(source)
+        if isinstance(statement, ast.Import | ast.ImportFrom)
         for alias in statement.names
     )
 

@@ -90,6 +90,11 @@ def test_a_receipt_stays_the_json_it_was() -> None:
     assert repr(entry.to_wire()["result"]) == repr(result)
 
 
+def test_a_retry_is_the_next_attempt_also_when_the_state_is_given_as_text() -> None:
+    planned = transition(decode_entry(TOOL), "planned")  # type: ignore[arg-type]
+    assert (planned.state, planned.attempt) == (OperationState.PLANNED, 2)
+
+
 def test_a_step_with_the_wrong_outcome_is_refused() -> None:
     started = decode_entry(TOOL | {"state": "started"})
     with pytest.raises(CheckpointError) as caught:

@@ -61,7 +61,7 @@ class OperationError(_Closed):
 
 
 class _Entry(_Closed):
-    """What both kinds share. `_receipt` is the field that holds the outcome; it stays the JSON it was."""
+    """What both kinds share. Arguments and receipts stay the JSON they were."""
 
     operation_id: _Text
     cycle_index: _Positive
@@ -72,7 +72,7 @@ class _Entry(_Closed):
 
     @property
     def receipt(self) -> dict[str, Any] | None:
-        """The stored outcome of an operation that succeeded."""
+        """The stored outcome of an operation that succeeded: `response` of a model, `result` of a tool."""
         raise NotImplementedError
 
     @model_validator(mode="after")
@@ -159,6 +159,7 @@ def transition(
     Raises `operation_transition_invalid` for a step the table does not have, and the receipt codes of
     `decode_entry` when `receipt` or `error` do not fit the new state.
     """
+    to = OperationState(to)
     if (entry.state, to) not in TRANSITIONS:
         allowed = ", ".join(sorted(new for old, new in TRANSITIONS if old is entry.state))
         raise CheckpointError(
