@@ -36,6 +36,11 @@ _home(
 _home("vv_agent.events", "RunEvent ToolCallPlannedEvent DiagnosticEvent parse_event")
 _home("vv_agent.event_store", "RunEventStore IdempotentRunEventStore JsonlRunEventStore MemoryRunEventStore")
 _home("vv_agent.result", "RunResult RunState ResolvedModel")
+_home("vv_agent.definition", "RunDefinition CapabilityRef")
+_home("vv_agent.checkpoint.journal", "OperationJournalEntry OperationKind OperationState OperationError")
+_home("vv_agent.checkpoint.extensions", "CheckpointExtension")
+_home("vv_agent.checkpoint.config", "CheckpointConfig ResumePolicy AmbiguousModelPolicy AmbiguousToolPolicy")
+_home("vv_agent.checkpoint.reconciliation", "ReconciliationDecision ReconciliationProvider")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 

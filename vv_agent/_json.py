@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vv_agent.errors import CheckpointError
 
 MAX_WIRE = 2**53 - 1
 """Largest integer that every JSON reader keeps exactly (I-JSON, RFC 7493)."""
+
+MAX_DEPTH = 200
+"""Deepest nesting that is taken from outside: far below the interpreter's recursion limit."""
 
 _INT64_LOW, _INT64_HIGH = -(2**63), 2**64 - 1
 
@@ -33,6 +36,49 @@ def canonical(value: Any, *, code: str = "checkpoint_definition_not_i_json") -> 
 def digest(value: Any, *, code: str = "checkpoint_definition_not_i_json") -> str:
     """Lowercase hex SHA-256 of `canonical(value)`."""
     return hashlib.sha256(canonical(value, code=code)).hexdigest()
+
+
+def plain(value: Any, *, code: str, wide_as_float: bool = False, at: str = "") -> Any:
+    """A deep copy of a JSON value with plain lists and dicts; `CheckpointError(code)` names the place of a fault.
+
+    Refused: other types, keys that are not strings, lone surrogates, non-finite numbers, integers beyond
+    `MAX_WIRE`, more than `MAX_DEPTH` levels. Integers outside 64 bits are refused too, unless `wide_as_float` reads
+    them as JSON text means them.
+    """
+    if at.count("/") > MAX_DEPTH:
+        raise _no_json(code, at[:80] + "...", f"more than {MAX_DEPTH} levels deep")
+    if isinstance(value, Mapping):
+        result = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise _no_json(code, at, f"the key {key!r} is not a string")
+            name = plain(key, code=code, at=at)
+            place = f"{at}/{name.replace('~', '~0').replace('/', '~1')}"
+            result[name] = plain(item, code=code, wide_as_float=wide_as_float, at=place)
+        return result
+    if isinstance(value, list | tuple):
+        return [plain(item, code=code, wide_as_float=wide_as_float, at=f"{at}/{n}") for n, item in enumerate(value)]
+    if value is None or isinstance(value, bool):
+        return value
+    try:
+        if isinstance(value, str):
+            value.encode()
+            return str.__str__(value)
+        if isinstance(value, int):
+            if abs(value) <= MAX_WIRE:
+                return int(value)
+            if not wide_as_float or _INT64_LOW <= value <= _INT64_HIGH:
+                raise _no_json(code, at, "the integer is beyond 2^53-1; send it as a string")
+            value = float(value)
+        if isinstance(value, float) and math.isfinite(value):
+            return float(value)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise _no_json(code, at, str(error)) from error
+    raise _no_json(code, at, f"{value if isinstance(value, float) else type(value).__name__} is not a JSON value")
+
+
+def _no_json(code: str, at: str, problem: str) -> CheckpointError:
+    return CheckpointError(code, f"{at or 'the value'}: {problem}")
 
 
 def utf16_order(text: str) -> bytes:
