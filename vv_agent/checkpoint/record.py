@@ -209,7 +209,9 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The run is over."""
+    """The run is over. `keep_journal`: an operator gave up on an operation whose outcome stays unknown."""
+
+    keep_journal: bool = False
 
 
 Then: TypeAlias = Progress | Commit | Release | Park | End

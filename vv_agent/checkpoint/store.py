@@ -20,6 +20,7 @@ from vv_agent.checkpoint.record import (
     Change,
     Claim,
     Claimed,
+    End,
     Entry,
     EntryKind,
     Filter,
@@ -179,7 +180,8 @@ class CheckpointStore(ABC):
         tx.append(head.key, _numbered(head.entry_n, change.log, change.events))
         if change.blobs:
             tx.set_blobs(head.key, change.blobs)
-        _write_journal(tx, head, change, committed=saved.cycle != head.cycle or saved.state is State.ENDED)
+        over = isinstance(change.then, End) and not change.then.keep_journal
+        _write_journal(tx, head, change, committed=over or saved.cycle != head.cycle)
         if change.consumed:
             tx.consume(head.key, change.consumed, KEPT_SIGNALS)
         for run in change.creates:

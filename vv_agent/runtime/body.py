@@ -20,10 +20,10 @@ class Body:
     segment: int = 0
     first_cycle: int = 1
     """Number of the segment's first cycle; `cycle_index` on the wire counts from it."""
+    checkpointed: bool = False
+    """The caller asked for a checkpoint: the run shows its key and its checkpoint events."""
     live: bool = False
     """Started with somebody listening: an approval then parks inside the segment (DESIGN section 6.5)."""
-    lost_models: int = 0
-    """Model calls of the open cycle whose outcome was lost, all attempts."""
     cancelled: str | None = None
     """The reason of an accepted cancel that is not carried out yet."""
     observation: dict[str, Any] | None = None

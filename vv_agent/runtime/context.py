@@ -93,6 +93,10 @@ class Engine:
         """A new claim token: 128 random bits, so that no store that lost writes can hand out the same one again."""
         return secrets.token_hex(16)
 
+    def new_id(self, kind: str) -> str:
+        """A new public id: `run_` or `trace_` with 32 hex digits."""
+        return f"{kind}_{secrets.token_hex(16)}"
+
     def listen(self, key: str, sink: EventSink) -> None:
         """Send a run's events to `sink` while this process advances it."""
         self._sinks[key] = sink

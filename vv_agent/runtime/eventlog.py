@@ -20,6 +20,7 @@ from vv_agent.checkpoint.record import Entry, EntryKind
 from vv_agent.events import RunEvent, make_event
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.transcript import Transcript, pack, unpack
+from vv_agent.tools.arguments import parse_arguments
 
 WITHOUT_CYCLE = frozenset(
     {
@@ -128,7 +129,7 @@ class EventReader:
     def _text(self, cycle: int, ref: Sequence[Any]) -> Any:
         match ref:
             case ["args", position]:
-                return self.transcript.turns[cycle].call(position).parsed()
+                return parse_arguments(self.transcript.turns[cycle].call(position).arguments)
             case ["input", segment]:
                 return self.transcript.inputs.get(segment, "")
             case ["answer", segment]:

@@ -51,6 +51,8 @@ class Run:
         self._events: list[Emitted] = []
         self._n = 0
         self._saves = 0
+        self.restored = False
+        """Whether extensions have their state under this claim."""
         self.inbox = Inbox()
         self.inbox.take(snapshot.signals)
 
@@ -109,6 +111,10 @@ class Run:
         else:
             self.journal[operation_id] = entry
         self._journal_changes[operation_id] = None if entry is None else pack(entry)
+
+    def observe(self, observation: dict[str, Any]) -> None:
+        """Keep what is known of an operation whose outcome is unknown."""
+        self.body = replace(self.body, observation=observation)
 
     # Saving.
 

@@ -5,7 +5,9 @@ A log entry is one save's worth of items. An item is a small msgpack list whose 
     ["m", cycle, message]                     a message of the system, the user or the program
     ["i", segment, message]                   the input that began a segment
     ["a", cycle, message, usage, source, cache, finish]   the receipt of a model call
-    ["t", cycle, position, result]            the receipt of a tool call
+    ["b", cycle]                              the program's messages before this cycle's model call are all there
+    ["t", cycle, position, result, reason?]   the receipt of a tool call; the reason, if the agent's tool_use_behavior
+                                              made it finish the run
     ["e", segment, end]                       how a segment ended; its answer is ["text", cycle],
                                               ["result", cycle, position] or a plain text
 
@@ -75,6 +77,7 @@ class Turn:
     cache_status: str | None
     finish_reason: str
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -95,6 +98,8 @@ class Transcript:
         self.last_text: str | None = None
         """The last non-blank assistant text."""
         self.inputs: dict[int, str] = {}
+        self.prepared: set[int] = set()
+        """Cycles whose before-cycle messages are in."""
         self.entry_n = 0
         self.identity = b""
         """Hash chain over the messages: what a model request is identified by, without reading them again."""
@@ -117,8 +122,13 @@ class Transcript:
                 self.turns[cycle] = Turn(cycle, message, usage, source, cache, finish)
                 if message.content.strip():
                     self.last_text = message.content
-            case ["t", cycle, position, result]:
-                self.turns[cycle].results[position] = result
+            case ["b", cycle]:
+                self.prepared.add(cycle)
+            case ["t", cycle, position, result, *reason]:
+                turn = self.turns[cycle]
+                turn.results[position] = result
+                if reason:
+                    turn.reasons[position] = reason[0]
                 self._append(tool_message(result).to_wire())
             case ["e", segment, end]:
                 self.ends[segment] = end
@@ -127,14 +137,19 @@ class Transcript:
 
     def answer(self, segment: int) -> str | None:
         """The final answer (or wait reason) of a segment that ended."""
-        answer = self.ends[segment].get("answer") if segment in self.ends else None
+        return self.resolve(self.ends[segment].get("answer") if segment in self.ends else None)
+
+    def resolve(self, answer: Sequence[Any] | str | None) -> str | None:
+        """The text an end refers to."""
         match answer:
             case ["text", cycle]:
                 return self.turns[cycle].message.content
             case ["result", cycle, position]:
                 return tool_answer(self.turns[cycle].results[position])
-            case _:
+            case str() | None:
                 return answer
+            case _:
+                raise StoreError("store_corrupt", f"an end refers to {answer!r}")
 
     def partial(self, segment: int) -> str | None:
         """The last text of a segment that ended without completing."""
@@ -182,6 +197,23 @@ def clean(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-8", "replace").decode("utf-8")
     return text
+
+
+def storable(value: Any) -> Any:
+    """A JSON value as the store can hold it: no lone surrogates, integers beyond 64 bits as floats, text keys."""
+    match value:
+        case str():
+            return clean(value)
+        case bool() | None | float():
+            return value
+        case int():
+            return value if -(2**63) <= value < 2**64 else float(value)
+        case Mapping():
+            return {clean(str(name)): storable(item) for name, item in value.items()}
+        case list() | tuple():
+            return [storable(item) for item in value]
+        case _:
+            return clean(str(value))
 
 
 def log_entry(items: Iterable[Sequence[Any]]) -> bytes:

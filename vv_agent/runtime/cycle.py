@@ -1,0 +1,186 @@
+"""One cycle, exactly (DESIGN section 6): signals, recovery, model, tools, decision, save."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from vv_agent.checkpoint.record import Commit, End, Park, ParkReason, Release
+from vv_agent.checkpoint.reconciliation import ABORT_CODE
+from vv_agent.errors import LlmError, RetryLater, SignalsWaiting
+from vv_agent.llm.base import ModelResponse
+from vv_agent.messages import Message
+from vv_agent.results import AgentStatus
+from vv_agent.runtime import extensions, journal, model_call, output, tool_calls
+from vv_agent.runtime.output import Decision, GoOn, Stop
+from vv_agent.runtime.run import Run
+from vv_agent.runtime.transcript import message_item, storable
+from vv_agent.runtime.waiting import RunCancelled, Stopping
+
+CommitPlan = Callable[[], Commit]
+"""Says at the commit how the run goes on: the claim kept, or released and due when."""
+
+
+def run_cycle(run: Run, commit: CommitPlan) -> None:
+    """Carry out the open cycle and save what it came to. Raises `ClaimLost` or `StoreError` when it could not be saved."""
+    try:
+        decision = _decide(run)
+    except RunCancelled as cancel:
+        decision = _cancelled(run, cancel.message)
+    except RetryLater as later:
+        wait = math.ceil((later.retry_after or 0.0) * 1000)
+        run.emit("diagnostic", level="info", code="model_retry_later", details={"wait_ms": wait})
+        run.save(Park(ParkReason.RETRY_AFTER, due_in=wait))
+        return
+    except LlmError as error:
+        decision = output.failed(error.message, error.code)
+    except Stopping:
+        if run.turn is None:  # a model call was cut off: it may be paid twice
+            model_call.warn_of_duplicate(run)
+        run.save(Release())
+        return
+    except journal.Unresolved as unresolved:
+        _park_for_reconciliation(run, unresolved)
+        return
+    _carry_out(run, decision, commit)
+
+
+def _decide(run: Run) -> Decision:
+    if (reason := run.body.cancelled or run.inbox.cancel) is not None:
+        raise RunCancelled(reason)
+    _begin_segment(run)
+    extensions.restore(run)
+    if run.recovered and run.body.checkpointed:
+        run.emit(
+            "checkpoint_resumed", cycle_index=run.index - 1, checkpoint_key=run.key, resume_attempt=run.attempt
+        )
+    aborted = journal.recover(run)
+    if aborted is not None:
+        return aborted
+    if run.turn is None:
+        try:
+            _prepare(run)
+        except Exception as error:  # the host's own function
+            return output.failed(f"before_cycle_messages failed: {error}", "before_cycle_messages_failed")
+        _model_turn(run)
+    tool_calls.run_tools(run)
+    turn = run.turn
+    assert turn is not None
+    controls = run.program.controls
+    return output.decide(turn, index=run.index, max_cycles=controls.max_cycles, policy=controls.no_tool_policy)
+
+
+def _begin_segment(run: Run) -> None:
+    """An answer to a run that waits for the user begins its next segment: a fresh run id and cycle limit."""
+    if not run.inbox.answers or run.body.segment not in run.transcript.ends:
+        return
+    segment = run.body.segment + 1
+    run.body = replace(
+        run.body, segment=segment, first_cycle=run.cycle, run_id=run.engine.new_id("run"), observation=None
+    )
+    answers, run.inbox.answers = run.inbox.answers, []
+    run.log(["i", segment, Message("user", "\n\n".join(answers)).to_wire()])
+    run.emit("run_started", refs={"input": ("input", segment)}, input=run.transcript.inputs[segment])
+    run.emit("agent_started")
+
+
+def _prepare(run: Run) -> None:
+    """The program's own messages before the model call; a cycle asks for them once, whatever happens later."""
+    ask = run.program.before_cycle_messages
+    if ask is None or run.cycle in run.transcript.prepared:
+        return
+    for message in ask(run.index, tuple(run.transcript.messages), dict(run.shared_state)):
+        run.log(message_item(run.cycle, message))
+    run.log(["b", run.cycle])
+
+
+def _model_turn(run: Run) -> None:
+    run.emit("cycle_started")
+    run.emit("llm_started", model=run.program.resolved.model_id)
+    if run.program.reconciles_models:
+        journal.start_model(run)
+    response = model_call.call_model(run)
+    run.log(_receipt(run, response))
+    if response.finish_reason == "length":
+        run.emit("diagnostic", level="warning", code="model_output_cut", details={"finish_reason": "length"})
+
+
+def _receipt(run: Run, response: ModelResponse) -> list[Any]:
+    message = Message(
+        "assistant", response.content, tool_calls=response.tool_calls, reasoning_content=response.reasoning
+    )
+    usage = response.usage
+    raw = storable(usage.raw) if isinstance(usage.raw, Mapping) else None
+    return ["a", run.cycle, message.to_wire(), raw, usage.source, usage.cache_status, response.finish_reason]
+
+
+def _cancelled(run: Run, reason: str) -> Stop:
+    run.body = replace(run.body, cancelled=reason)
+    tool_calls.close_open_calls(run)
+    return output.cancelled(reason)
+
+
+def _carry_out(run: Run, decision: Decision, commit: CommitPlan) -> None:
+    """Save the decision; a signal that can still change an end is looked at first, without repeating anything."""
+    while True:
+        try:
+            if isinstance(decision, GoOn):
+                _commit(run, decision, commit)
+            else:
+                _stop(run, decision)
+        except SignalsWaiting:
+            if run.inbox.cancel is not None:
+                decision = _cancelled(run, run.inbox.cancel)
+            continue
+        return
+
+
+def _commit(run: Run, decision: GoOn, commit: CommitPlan) -> None:
+    for message in decision.messages:
+        run.log(message_item(run.cycle, message))
+    extensions.snapshot(run)
+    run.save(commit())
+
+
+def _stop(run: Run, decision: Stop) -> None:
+    extensions.snapshot(run)
+    segment = run.body.segment
+    item = ["e", segment, decision.to_log()]
+    if decision.status is AgentStatus.WAIT_USER:
+        terminal = terminal_event(run, decision)
+        run.save(
+            Park(ParkReason.INPUT, commit=True), status="wait_user", durable=True, last_log=[item], last_events=[terminal]
+        )
+        return
+    terminal = terminal_event(run, decision)
+    run.save(
+        End(keep_journal=decision.error_code == ABORT_CODE), status=decision.status.value, ending=True, durable=True, last_log=[item], last_events=[terminal]
+    )
+
+
+def terminal_event(run: Run, decision: Stop) -> Any:
+    """The event that ends the segment: run_completed, run_failed or run_cancelled; texts are referred to, not copied."""
+    segment = run.body.segment
+    fields: dict[str, Any] = {"completion_reason": decision.reason.value if decision.reason else None}
+    refs: dict[str, Any] = {}
+    partial = run.transcript.last_text if decision.status is not AgentStatus.COMPLETED else None
+    if partial is not None:
+        fields["partial_output"], refs["partial_output"] = partial, ("partial", segment)
+    if decision.reason == "cancelled":
+        return run.number("run_cancelled", refs, reason=decision.error, **fields)
+    fields["status"] = decision.status.value
+    fields["completion_tool_name"] = decision.tool
+    if decision.status in (AgentStatus.COMPLETED, AgentStatus.WAIT_USER):
+        fields["final_output"], refs["final_output"] = run.transcript.resolve(decision.answer), ("answer", segment)
+        return run.number("run_completed", refs, **fields)
+    error = decision.error if decision.error is not None else str(decision.answer)
+    return run.number("run_failed", refs, error=error, **fields)
+
+
+def _park_for_reconciliation(run: Run, unresolved: journal.Unresolved) -> None:
+    run.body = replace(run.body, observation=unresolved.observation)
+    run.save(Park(ParkReason.RECONCILIATION), status="reconciliation_required", durable=True)
+
+

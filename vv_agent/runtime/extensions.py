@@ -1,0 +1,32 @@
+"""State that the host keeps with a run: restored before the first model call of a claim, taken before each end of a cycle."""
+
+from __future__ import annotations
+
+from vv_agent.checkpoint.extensions import check_available, check_sizes
+from vv_agent.runtime.run import Run
+from vv_agent.runtime.transcript import storable
+
+
+def restore(run: Run) -> None:
+    """Give each registered extension its stored state, once a claim. `CheckpointError` when a required one is missing or has
+    another version: nothing external has happened then."""
+    registered = run.program.extensions
+    if run.extensions or registered:
+        check_available(run.extensions, registered, run.program.required_namespaces)
+    for extension in registered:
+        entry = run.extensions.get(extension.namespace)
+        if entry is not None and not run.restored:
+            extension.restore(entry["state"])
+    run.restored = True
+
+
+def snapshot(run: Run) -> None:
+    """Take each extension's state into the record; `CheckpointError` when it is too large."""
+    for extension in run.program.extensions:
+        run.extensions[extension.namespace] = {
+            "version": extension.version,
+            "required": extension.required,
+            "state": storable(extension.snapshot()),
+        }
+    if run.program.extensions:
+        check_sizes(run.extensions, run.program.max_extension_bytes)

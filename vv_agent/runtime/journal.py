@@ -1,0 +1,271 @@
+"""Recovery of a cycle: what was started and has no receipt is settled before anything new happens.
+
+Receipts stand in the log. The journal holds only what the log cannot tell: operations that were started (with the file
+images of a decidable call), and those whose outcome is unknown. `vv_agent.checkpoint.reconciliation` has the decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vv_agent.checkpoint import reconciliation
+from vv_agent.checkpoint.identity import idempotency_key, tool_operation_id
+from vv_agent.checkpoint.journal import ModelEntry, OperationState, ToolEntry
+from vv_agent.checkpoint.reconciliation import ABORT_CODE, ReconciliationDecision, Recovery, RecoveryAction
+from vv_agent.checkpoint.record import Progress
+from vv_agent.checkpoint.request import operation_request, request_digest
+from vv_agent.errors import LlmError, VVAgentError
+from vv_agent.runtime import model_call
+from vv_agent.runtime.output import Stop, failed
+from vv_agent.runtime.run import Run
+from vv_agent.runtime.tool_context import parsed, tool_context
+from vv_agent.runtime.transcript import storable
+from vv_agent.tools.base import Decidable
+
+
+class Unresolved(VVAgentError):
+    """An operation's outcome is unknown and nobody decided it: the run parks. Never leaves the runtime."""
+
+    def __init__(self, observation: dict[str, Any]) -> None:
+        super().__init__("reconciliation_required", str(observation.get("operation_id")))
+        self.observation = observation
+
+
+def operation_id(run: Run, position: int) -> str:
+    """The id of the call at `position` (from 0) of the open cycle's batch, the same in every attempt."""
+    return tool_operation_id(run.cycle, position + 1)
+
+
+def key_of(run: Run, position: int) -> str:
+    """The call's idempotency key; one that stands in the journal wins over a computed one."""
+    stored = run.journal.get(operation_id(run, position), {}).get("key")
+    return stored or idempotency_key(run.key, run.cycle, position + 1)
+
+
+def attempt_of(run: Run, position: int) -> int:
+    return int(run.journal.get(operation_id(run, position), {}).get("attempt", 1))
+
+
+def start_model(run: Run) -> None:
+    """Record the model call before it is made (policy `require_reconciliation` only): one durable save."""
+    name = model_call.operation_id(run)
+    attempt = int(run.journal.get(name, {}).get("attempt", 1))
+    run.note(name, {"state": "started", "attempt": attempt, "digest": run.transcript.identity.hex()})
+    run.save(Progress(), durable=True)
+
+
+def start_tool(run: Run, position: int, intent: Mapping[str, Any] | None) -> None:
+    """Note that a call is about to start; the caller saves."""
+    entry = dict(run.journal.get(operation_id(run, position), {}))
+    entry.update(state="started", attempt=attempt_of(run, position))
+    if intent is not None:
+        entry["intent"] = dict(intent)
+    run.note(operation_id(run, position), entry)
+
+
+def recover(run: Run) -> Stop | None:
+    """Settle what earlier claims left open; a Stop if an operator aborted. Raises `Unresolved`, or `LlmError` for a model
+    call that is recorded as failed."""
+    unresolved: list[dict[str, Any]] = []
+    stop = _recover_model(run, unresolved)
+    if run.turn is not None:
+        for position in range(len(run.turn.calls)):
+            stop = stop or _recover_tool(run, position, unresolved)
+    if stop is None and unresolved:
+        raise Unresolved(unresolved[0])
+    return stop
+
+
+def _recover_model(run: Run, unresolved: list[dict[str, Any]]) -> Stop | None:
+    name = model_call.operation_id(run)
+    if run.turn is not None:
+        _replayed(run, name, "model", "succeeded")
+        return None
+    entry = run.journal.get(name)
+    if entry is None or entry["state"] == "planned":
+        if run.head.recoveries:  # the claim before this one ended without a receipt: the call may have been made
+            model_call.warn_of_duplicate(run)
+            model_call.reset_stream(run)
+        return None
+    model = ModelEntry(
+        operation_id=name, cycle_index=run.cycle, attempt=entry["attempt"], state=OperationState(entry["state"]),
+        request_digest=entry["digest"], error=None, idempotency_key=None, response=None,
+    )  # fmt: skip
+    recovery = _decide(run, model)
+    if (stop := _apply(run, name, entry, recovery, unresolved)) is not None:
+        return stop
+    match recovery.action, recovery.entry.state:
+        case RecoveryAction.REPLAY, OperationState.SUCCEEDED:
+            run.log(_response_item(run, recovery.entry.receipt or {}))
+        case RecoveryAction.REPLAY, _:
+            error = recovery.entry.error
+            raise LlmError("reconciled_failure", error.message if error else "recorded as failed", definite=True)
+        case RecoveryAction.CALL, _:
+            model_call.reset_stream(run)
+    return None
+
+
+def _recover_tool(run: Run, position: int, unresolved: list[dict[str, Any]]) -> Stop | None:
+    assert run.turn is not None
+    name = operation_id(run, position)
+    if position in run.turn.results:
+        result = run.turn.results[position]
+        _replayed(run, name, "tool", "failed" if result["status_code"] == "ERROR" else "succeeded")
+        return None
+    entry = run.journal.get(name)
+    if entry is None or entry["state"] == "planned" or _seen_done(run, position, entry):
+        return None
+    recovery = _decide(run, _tool_entry(run, position, entry))
+    if (stop := _apply(run, name, entry, recovery, unresolved)) is not None:
+        return stop
+    if recovery.action is RecoveryAction.REPLAY:
+        run.log(["t", run.cycle, position, _receipt(run, position, recovery.entry)])
+    return None
+
+
+def _seen_done(run: Run, position: int, entry: Mapping[str, Any]) -> bool:
+    """Look at the images of a decidable call: True when that settled it."""
+    assert run.turn is not None
+    call = run.turn.call(position)
+    tool = run.program.tools.get(call.name)
+    if "intent" not in entry or not isinstance(tool, Decidable):
+        return False
+    name, arguments = operation_id(run, position), parsed(call)
+    context = tool_context(run, call, attempt=entry["attempt"], key=key_of(run, position))
+    match tool.examine(context, arguments, entry["intent"]):
+        case "done":
+            run.log(["t", run.cycle, position, storable(tool.replayed(context, arguments, entry["intent"]).to_wire())])
+            run.note(name, None)
+            _replayed(run, name, "tool", "succeeded")
+        case "not_done":
+            run.note(name, {**entry, "state": "planned", "attempt": entry["attempt"] + 1})
+        case _:
+            return False
+    return True
+
+
+def _tool_entry(run: Run, position: int, entry: Mapping[str, Any]) -> ToolEntry:
+    assert run.turn is not None
+    call = run.turn.call(position)
+    key = key_of(run, position)
+    request = {"tool_call_id": call.id, "tool_name": call.name, "arguments": parsed(call), "idempotency_key": key}
+    return ToolEntry(
+        operation_id=operation_id(run, position), cycle_index=run.cycle, attempt=entry["attempt"],
+        state=OperationState(entry["state"]), request_digest=request_digest(operation_request("tool", request)),
+        error=None, tool_call_id=call.id, tool_name=call.name, arguments=parsed(call), idempotency_key=key,
+        idempotency_support=run.program.idempotency(call.name), result=None,
+    )  # fmt: skip
+
+
+def _decide(run: Run, entry: ModelEntry | ToolEntry) -> Recovery:
+    """The operator's decision, else the provider's, else the policy's."""
+    policy = run.program.definition.checkpoint_policy
+    decision: ReconciliationDecision | None = None
+    if entry.operation_id in run.inbox.decisions:
+        decision = ReconciliationDecision.parse(run.inbox.decisions[entry.operation_id])
+    elif run.program.reconciliation_provider is not None:
+        try:
+            decision = run.program.reconciliation_provider.reconcile(
+                reconciliation.observe(reconciliation.after_claim(entry))
+            )
+        except Exception as error:  # the host's own code: not knowing is the safe answer
+            run.emit("diagnostic", level="warning", code="reconciliation_failed", details={"error": str(error)})
+            decision = ReconciliationDecision.defer()
+    return reconciliation.recover(
+        entry,
+        model_policy=reconciliation.AmbiguousModelPolicy(policy.ambiguous_model_policy),
+        tool_policy=reconciliation.AmbiguousToolPolicy(policy.ambiguous_tool_policy),
+        decision=decision,
+    )
+
+
+def _apply(
+    run: Run, name: str, entry: Mapping[str, Any], recovery: Recovery, unresolved: list[dict[str, Any]]
+) -> Stop | None:
+    """Show a recovery's events, put its state into the journal; a Stop when the run is aborted."""
+    after = recovery.entry
+    for event in recovery.events:
+        _show(run, event, recovery, run.inbox.decisions.get(name))
+    match recovery.action:
+        case RecoveryAction.PARK:
+            observation = recovery.observation
+            assert observation is not None
+            run.note(name, {**entry, "state": "ambiguous"})
+            unresolved.append(observation.to_wire())
+        case RecoveryAction.ABORT:
+            run.note(name, {**entry, "state": "ambiguous"})
+            assert recovery.observation is not None
+            run.observe(recovery.observation.to_wire())
+            return failed("an operator gave up on an operation whose outcome is unknown", ABORT_CODE)
+        case RecoveryAction.CALL:
+            run.note(name, {**entry, "state": "planned", "attempt": after.attempt})
+        case RecoveryAction.REPLAY:
+            run.note(name, None)
+    return None
+
+
+def _show(run: Run, event: str, recovery: Recovery, decision: Mapping[str, Any] | None) -> None:
+    entry = recovery.entry
+    fields: dict[str, Any] = {
+        "checkpoint_key": run.key, "operation_id": entry.operation_id, "operation_kind": entry.kind,
+    }  # fmt: skip
+    support = entry.idempotency_support if isinstance(entry, ToolEntry) else None
+    match event:
+        case "operation_ambiguous":
+            fields |= {"risk": recovery.risk, "idempotency_support": support}
+        case "model_retry_duplicate_risk":
+            fields |= {"risk": recovery.risk}
+        case "reconciliation_required":
+            observation = recovery.observation
+            assert observation is not None
+            fields |= {
+                "interruption_reason": reconciliation.INTERRUPTION_REASON, "resume_observation": observation.to_wire(),
+            }  # fmt: skip
+        case "reconciliation_resolved":
+            fields |= {"decision": (decision or {}).get("kind") or _kind_of(recovery)}
+        case "operation_replayed":
+            fields |= {"receipt_state": entry.state.value}
+    run.emit(event, **fields)
+
+
+def _kind_of(recovery: Recovery) -> str:
+    if recovery.action is RecoveryAction.CALL:
+        return "retry"
+    return "replay_success" if recovery.entry.state is OperationState.SUCCEEDED else "record_failure"
+
+
+def _replayed(run: Run, name: str, kind: str, state: str) -> None:
+    if run.body.checkpointed and run.recovered:
+        run.emit(
+            "operation_replayed", checkpoint_key=run.key, operation_id=name, operation_kind=kind, receipt_state=state
+        )
+
+
+def _receipt(run: Run, position: int, entry: ModelEntry | ToolEntry) -> dict[str, Any]:
+    """The stored form of a decided tool outcome."""
+    assert run.turn is not None
+    call_id = run.turn.call(position).id
+    if entry.receipt is not None:
+        kept = {name: value for name, value in entry.receipt.items() if value is not None}
+        return {**storable(kept), "tool_call_id": call_id}
+    from vv_agent.tools.output import error_result
+
+    error = entry.error
+    assert error is not None
+    return error_result(call_id, error.message, error.code, retryable=error.retryable).to_wire()
+
+
+def _response_item(run: Run, response: Mapping[str, Any]) -> list[Any]:
+    """The log item of a model response that somebody else knew."""
+    import json
+
+    calls = [
+        {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": json.dumps(c["arguments"])}}
+        for c in response.get("tool_calls", [])
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": response.get("content", "")}
+    if calls:
+        message["tool_calls"] = calls
+    usage = (response.get("token_usage") or {}).get("provider_usage")
+    return ["a", run.cycle, storable(message), storable(usage), None, None, "stop"]

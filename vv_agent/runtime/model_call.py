@@ -1,0 +1,156 @@
+"""One model call of a cycle: the request, the live text, and what follows when its outcome is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from vv_agent.cancellation import CancellationToken
+from vv_agent.checkpoint.identity import model_operation_id
+from vv_agent.errors import LlmError
+from vv_agent.llm.base import ModelRequest, ModelResponse, Part, ReasoningDelta, TextDelta, ToolCallDelta, collect
+from vv_agent.messages import ToolCall
+from vv_agent.runtime.run import Run
+from vv_agent.runtime.transcript import clean
+from vv_agent.runtime.waiting import submit, wait_for
+
+RISK = "duplicate_model_request_and_cost"
+MAX_LOST = 3
+"""A model call whose outcome was lost this often in one cycle fails the run."""
+_GRACE = 2.0
+"""Seconds a cancelled client gets to let go of its socket (DESIGN section 6)."""
+
+
+def operation_id(run: Run) -> str:
+    """The id of the cycle's main model call, the same in every attempt."""
+    return model_operation_id(run.cycle, "main")
+
+
+def request_of(run: Run) -> ModelRequest:
+    """The request of the open cycle; messages are the transcript itself, not a copy."""
+    program = run.program
+    return ModelRequest(
+        model_id=program.resolved.model_id,
+        messages=run.transcript.messages,
+        tools=program.advertised,
+        settings=program.settings,
+        turn=len(run.transcript.turns),
+        metadata={"run_id": run.body.run_id, "trace_id": run.body.trace_id, "cycle_index": run.index},
+    )
+
+
+def call_model(run: Run) -> ModelResponse:
+    """Call the model, again if the outcome was lost and the policy allows; raises `LlmError`, `RetryLater`,
+    `RunCancelled`, `ClaimLost` or `Stopping`."""
+    for attempt in range(1, MAX_LOST + 1):
+        try:
+            return _once(run, request_of(run))
+        except LlmError as error:
+            lost = not error.definite and error.retryable
+            if not lost or attempt == MAX_LOST or run.program.reconciles_models:
+                raise
+            warn_of_duplicate(run)
+            reset_stream(run)
+    raise AssertionError("unreachable")
+
+
+def warn_of_duplicate(run: Run) -> None:
+    """Show that a model call is made again that may already have been paid."""
+    if not run.body.checkpointed:
+        run.emit("diagnostic", level="warning", code="model_retry_duplicate_risk", details={"risk": RISK})
+        return
+    run.emit(
+        "model_retry_duplicate_risk",
+        checkpoint_key=run.key,
+        operation_id=operation_id(run),
+        operation_kind="model",
+        risk=RISK,
+    )
+
+
+def reset_stream(run: Run) -> None:
+    """Tell readers to drop the text of an attempt that was lost."""
+    run.emit("diagnostic", level="info", code="stream_reset", details={"attempt": run.attempt})
+
+
+def _once(run: Run, request: ModelRequest) -> ModelResponse:
+    run.hold.check()
+    token = CancellationToken()
+    live = _LiveText(run)
+    asked = replace(request, cancellation=token)
+
+    def work() -> ModelResponse:
+        with _probed(run):
+            return collect(run.program.model.stream(asked), live.show)
+
+    call = submit(run, work)
+    try:
+        wait_for(run, [call], token, grace=_GRACE)
+    finally:
+        live.close()
+    return tidy(call.result())
+
+
+@contextmanager
+def _probed(run: Run) -> Iterator[None]:
+    run.engine.probe("model", "before")
+    yield
+    run.engine.probe("model", "after")
+
+
+def tidy(response: ModelResponse) -> ModelResponse:
+    """The response with texts that can be stored, and call ids that are there and differ from each other."""
+    seen: set[str] = set()
+    calls = []
+    for position, call in enumerate(response.tool_calls, 1):
+        call_id = clean(call.id).strip() or f"call_{position}"
+        while call_id in seen:
+            call_id = f"{call_id}_{position}"
+        seen.add(call_id)
+        calls.append(
+            ToolCall(call_id, clean(call.name).strip() or "unknown", clean(call.arguments), call.extra_content)
+        )
+    return ModelResponse(
+        content=clean(response.content),
+        tool_calls=tuple(calls),
+        reasoning=clean(response.reasoning) if response.reasoning else None,
+        finish_reason=response.finish_reason,
+        usage=response.usage,
+    )
+
+
+class _LiveText:
+    """Turns parts into live events, until the call is over; a thread that was abandoned says nothing more."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._open = True
+        self._calls: dict[int, list[str | int]] = {}
+
+    def close(self) -> None:
+        self._open = False
+
+    def show(self, part: Part) -> None:
+        if not self._open:
+            return
+        match part:
+            case TextDelta(text):
+                self._run.emit("assistant_delta", delta=clean(text))
+            case ReasoningDelta(text):
+                self._run.emit("reasoning_delta", delta=clean(text))
+            case ToolCallDelta():
+                self._tool_call(part)
+
+    def _tool_call(self, part: ToolCallDelta) -> None:
+        first = part.index not in self._calls
+        state = self._calls.setdefault(part.index, [part.id or f"call_{part.index + 1}", part.name or "", 0])
+        state[2] = int(state[2]) + len(part.arguments)
+        if not state[1]:
+            state[1] = part.name or ""
+        if not state[1]:
+            return
+        self._run.emit(
+            "model_tool_call_started" if first else "model_tool_call_progress",
+            tool_call_id=state[0], tool_call_index=part.index, tool_name=state[1], arguments_chars=state[2],
+        )  # fmt: skip

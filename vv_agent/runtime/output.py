@@ -1,0 +1,156 @@
+"""What a cycle comes to: the decision after a model turn and its tools (one pure function), and the result of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from vv_agent.agent import NoToolPolicy
+from vv_agent.checkpoint.record import Head
+from vv_agent.messages import Message
+from vv_agent.results import (
+    AgentResult,
+    AgentStatus,
+    CompletionReason,
+    CycleRecord,
+    CycleToolCall,
+    ResumeObservation,
+    ToolExecutionResult,
+)
+from vv_agent.runtime.body import Body
+from vv_agent.runtime.transcript import Transcript, Turn
+from vv_agent.usage import CycleTokenUsage, TokenUsage, aggregate, normalize_token_usage
+
+HINT = "Continue working on the task."
+"""What the program says when the model called no tool and the run goes on (spec/18)."""
+WAITING = "No tool call and runtime is waiting for user."
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The segment ends. `answer` is a reference of the transcript, or a plain text."""
+
+    status: AgentStatus
+    reason: CompletionReason | None
+    tool: str | None = None
+    answer: Sequence[Any] | str | None = None
+    error: str | None = None
+    error_code: str | None = None
+
+    def to_log(self) -> dict[str, Any]:
+        fields = {
+            "status": self.status.value,
+            "reason": self.reason.value if self.reason else None,
+            "tool": self.tool,
+            "answer": self.answer if isinstance(self.answer, str | None) else list(self.answer),
+            "error": self.error,
+            "error_code": self.error_code,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """The next cycle follows, after these messages."""
+
+    messages: tuple[Message, ...] = ()
+
+
+Decision: TypeAlias = Stop | GoOn
+
+
+def failed(error: str, code: str | None = None) -> Stop:
+    return Stop(AgentStatus.FAILED, CompletionReason.FAILED, error=error, error_code=code)
+
+
+def cancelled(reason: str) -> Stop:
+    return Stop(AgentStatus.FAILED, CompletionReason.CANCELLED, error=reason)
+
+
+def decide(turn: Turn, *, index: int, max_cycles: int, policy: NoToolPolicy) -> Decision:
+    """The mechanical decision of spec/18: tool directives, then the no-tool policy, then the cycle limit.
+
+    `index` is the cycle's number in its segment.
+    """
+    for position, call in enumerate(turn.calls):
+        result = turn.results[position]
+        match result["directive"]:
+            case "finish":
+                reason = CompletionReason(turn.reasons.get(position, "tool_finish"))
+                return Stop(AgentStatus.COMPLETED, reason, call.name, ("result", turn.cycle, position))
+            case "wait_user":
+                answer = ("result", turn.cycle, position)
+                return Stop(AgentStatus.WAIT_USER, CompletionReason.WAIT_USER, call.name, answer)
+    if not turn.calls:
+        text = ("text", turn.cycle)
+        if policy is NoToolPolicy.FINISH:
+            return Stop(AgentStatus.COMPLETED, CompletionReason.NO_TOOL_FINISH, answer=text)
+        if policy is NoToolPolicy.WAIT_USER:
+            reason = text if turn.message.content.strip() else WAITING
+            return Stop(AgentStatus.WAIT_USER, CompletionReason.WAIT_USER, answer=reason)
+    if index >= max_cycles:
+        return Stop(AgentStatus.MAX_CYCLES, CompletionReason.MAX_CYCLES, answer=MAX_CYCLES_ANSWER)
+    return GoOn() if turn.calls else GoOn((Message("user", HINT),))
+
+
+def usage_of(turn: Turn) -> TokenUsage:
+    return normalize_token_usage(turn.usage, turn.usage_source, turn.cache_status)
+
+
+def cycle_record(turn: Turn, first_cycle: int) -> CycleRecord:
+    """One cycle in its public form."""
+    return CycleRecord(
+        index=turn.cycle - first_cycle + 1,
+        assistant_message=turn.message.content,
+        tool_calls=tuple(CycleToolCall(id=c.id, name=c.name, arguments=_object(c)) for c in turn.calls),
+        tool_results=tuple(
+            ToolExecutionResult.from_wire(turn.results[p]) for p in range(len(turn.calls)) if p in turn.results
+        ),
+        memory_compacted=False,
+        token_usage=usage_of(turn),
+    )
+
+
+def _object(call: Any) -> dict[str, Any]:
+    try:
+        arguments: dict[str, Any] = call.parsed()
+    except ValueError:
+        return {}
+    return arguments
+
+
+def agent_result(head: Head, body: Body, transcript: Transcript, shared_state: Mapping[str, Any]) -> AgentResult:
+    """The result of the record as it stands, assembled from the log. Cycles are those of the open segment."""
+    turns = [turn for cycle, turn in sorted(transcript.turns.items()) if body.first_cycle <= cycle < _committed(head)]
+    records = [cycle_record(turn, body.first_cycle) for turn in turns]
+    usage = aggregate([CycleTokenUsage(cycle_index=r.index, usage=r.token_usage) for r in records])
+    end = transcript.ends.get(body.segment, {})
+    status = AgentStatus(end.get("status", head.status))
+    answer = transcript.answer(body.segment)
+    result = AgentResult(
+        status=status,
+        completion_reason=CompletionReason(end["reason"]) if end.get("reason") else None,
+        completion_tool_name=end.get("tool"),
+        partial_output=transcript.last_text,
+        messages=tuple(transcript.messages),
+        cycles=tuple(records),
+        final_answer=answer,
+        wait_reason=answer if status is AgentStatus.WAIT_USER else None,
+        error=end.get("error"),
+        shared_state=dict(shared_state),
+        token_usage=usage,
+        checkpoint_key=head.key,
+        resume_observation=ResumeObservation.from_wire(body.observation) if body.observation else None,
+        error_code=end.get("error_code") or _parked_code(head),
+    )
+    return result.normalized()
+
+
+def _committed(head: Head) -> int:
+    """The first cycle that is not committed; an ended run's open cycle counts as committed."""
+    return head.cycle + 1 if head.ending else head.cycle
+
+
+def _parked_code(head: Head) -> str | None:
+    return "cycle_attempts_exhausted" if head.reason == "attempts" else None

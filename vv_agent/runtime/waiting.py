@@ -1,0 +1,89 @@
+"""Waiting for a blocking call while the run may be cancelled, the lease lost or the worker stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from vv_agent.cancellation import CancellationToken
+from vv_agent.errors import ClaimLost, VVAgentError
+from vv_agent.runtime.helpers import Call
+from vv_agent.runtime.lease import steady_clock
+from vv_agent.runtime.run import Run
+
+T = TypeVar("T")
+
+
+class RunCancelled(VVAgentError):
+    """An accepted cancel was seen; the cycle ends. Never leaves the runtime."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("run_cancelled", reason)
+
+
+class Stopping(VVAgentError):
+    """The worker stops; the claim is given back. Never leaves the runtime."""
+
+    def __init__(self) -> None:
+        super().__init__("worker_stopping", "the worker stops")
+
+
+class Interrupted:
+    """Calls that were still running when something happened: what it was, and who must stop."""
+
+    def __init__(self, token: CancellationToken, calls: Sequence[Call[Any]], grace: float) -> None:
+        self._token = token
+        self._calls = calls
+        self._grace = grace
+
+    def stop(self, run: Run, reason: str) -> None:
+        """Ask the calls to stop, wait `grace` seconds for them together, abandon those that do not."""
+        self._token.cancel(reason)
+        end = steady_clock() + self._grace
+        for call in self._calls:
+            if not call.finished.wait(max(0.0, end - steady_clock())):
+                run.engine.helpers.abandon(call)
+
+
+def submit(run: Run, work: Callable[[], T]) -> Call[T]:
+    """Start a call in a helper thread; the run's mailbox is told when it is done."""
+    news = run.hold.news
+    return run.engine.helpers.submit(work, lambda call: news.put(("done", call)))
+
+
+def wait_for(
+    run: Run, calls: Sequence[Call[Any]], token: CancellationToken, *, grace: float, until: float | None = None
+) -> bool:
+    """Wait until all calls are finished: True; or until the steady clock shows `until`: False.
+
+    On a cancel the calls are stopped and `RunCancelled` is raised, on a lost lease `ClaimLost`, when the worker stops
+    `Stopping`; each after the calls had their grace.
+    """
+    interrupted = Interrupted(token, calls, grace)
+    while not all(call.finished.is_set() for call in calls):
+        now = steady_clock()
+        if until is not None and now >= until:
+            return False
+        limit = min(run.hold.deadline, until if until is not None else run.hold.deadline)
+        kind = _next_news(run, max(0.0, limit - now))
+        if kind == "lost" or run.hold.lost:
+            interrupted.stop(run, "the claim was lost")
+            raise ClaimLost(f"the lease on run {run.key!r} ended while it waited; the cycle is not committed")
+        if kind == "signal":
+            run.refresh()
+            if run.inbox.cancel is not None:
+                interrupted.stop(run, run.inbox.cancel)
+                raise RunCancelled(run.inbox.cancel)
+        if kind == "stop":
+            interrupted.stop(run, "the worker stops")
+            raise Stopping
+    return True
+
+
+def _next_news(run: Run, timeout: float) -> str | None:
+    import queue
+
+    try:
+        return run.hold.news.get(timeout=timeout)[0]
+    except queue.Empty:
+        return None
