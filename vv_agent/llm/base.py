@@ -104,7 +104,7 @@ class Model(Protocol):
     def stream(self, request: ModelRequest) -> Iterator[Part]: ...
 
 
-def collect(parts: Iterable[Part], on_part: Callable[[Part], None] | None = None) -> ModelResponse:
+def collect(parts: Iterable[Part], on_part: Callable[[Part], object] | None = None) -> ModelResponse:
     """Add up a stream. `on_part` sees each part first (live text); its errors are the caller's."""
     text: list[str] = []
     reasoning: list[str] = []
