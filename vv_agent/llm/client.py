@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vv_agent.errors import LlmError
+from vv_agent.llm.abandon import run_abandonable
 from vv_agent.llm.base import (
     Finish,
     Model,
@@ -101,46 +101,32 @@ class CompletingModel:
         self._client = client
 
     def stream(self, request: ModelRequest) -> Iterator[Part]:
-        news: queue.SimpleQueue[Part | ModelResponse | Exception | None] = queue.SimpleQueue()
-        detach = request.cancellation.on_cancel(lambda: news.put(None))
-        threading.Thread(target=self._call, args=(request, news), name="vv-agent-complete", daemon=True).start()
+        where = f"client of {request.model_id!r}"
         seen: set[type] = set()
         try:
-            while True:
-                match news.get():
-                    case None:
-                        raise LlmError(
-                            "cancelled", f"call of {request.model_id} cancelled: {request.cancellation.reason}"
-                        )
-                    case LlmError() as error:
-                        raise error
-                    case Exception() as error:
-                        raise LlmError(
-                            "network", f"client of {request.model_id} failed: {error!r}", retryable=True
-                        ) from error
-                    case ModelResponse() as response:
-                        yield from _rest(response, seen)
-                        return
-                    case TextDelta() | ReasoningDelta() as part:
-                        seen.add(type(part))
-                        yield part
-        finally:
-            detach()
+            for item in run_abandonable(partial(self._call, request), request.cancellation, where):
+                match item:
+                    case ModelResponse():
+                        yield from _rest(item, seen)
+                    case TextDelta() | ReasoningDelta():
+                        seen.add(type(item))
+                        yield item
+        except LlmError:
+            raise
+        except Exception as error:
+            raise LlmError("network", f"{where} failed: {error!r}", retryable=True) from error
 
-    def _call(self, request: ModelRequest, news: queue.SimpleQueue[Any]) -> None:
-        try:
-            response = self._client.complete(
+    def _call(self, request: ModelRequest, put: Callable[[Part | ModelResponse], None]) -> None:
+        put(
+            self._client.complete(
                 model=request.model_id,
                 messages=request.messages,
                 tools=request.tools,
-                stream_callback=news.put,
+                stream_callback=put,
                 model_settings=request.settings,
                 request_metadata=request.metadata,
             )
-        except Exception as error:
-            news.put(error)
-        else:
-            news.put(response)
+        )
 
 
 def parts_of(response: ModelResponse) -> Iterator[Part]:
