@@ -512,7 +512,7 @@ class _Handler(BaseHTTPRequestHandler):
         received = Received(self.path, headers, body, self._count)
         exchange = Exchange(self, received, self.fake.record(received))
         play = SCENARIOS.get(received.model)
-        if self.path != "/v1/chat/completions" or play is None:
+        if not self.path.endswith("/v1/chat/completions") or play is None:
             exchange.error(404, "model_not_found", f"no scenario {received.model!r}; there are {', '.join(SCENARIOS)}")
             return
         play(exchange)

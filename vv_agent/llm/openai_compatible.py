@@ -105,19 +105,24 @@ class _Exchange:
         if target.api_key:
             headers["Authorization"] = f"Bearer {target.api_key.reveal()}"
         headers.update(extra_headers(self.request))
-        body = json.dumps(provider_body(self.request, self.option.model_id), ensure_ascii=False)
         timeout = httpx.Timeout(self.timeout, connect=min(self.timeout, _CONNECT_SECONDS))
         detach = self.request.cancellation.on_cancel(hold.cut)
         try:
             with (
                 _process_lanes().lane(url, hold) as client,
-                client.stream(
-                    "POST", url, content=body.encode("utf-8", "replace"), headers=headers, timeout=timeout
-                ) as response,
+                client.stream("POST", url, content=self._body(), headers=headers, timeout=timeout) as response,
             ):
                 yield from self._reply(response, hold)
         finally:
             detach()
+
+    def _body(self) -> bytes:
+        body = provider_body(self.request, self.option.model_id)
+        try:
+            text = json.dumps(body, ensure_ascii=False, allow_nan=False, default=dict)
+        except (TypeError, ValueError) as error:
+            raise LlmError("invalid_request", f"{self.where}: not a JSON request: {error}", definite=True) from None
+        return text.encode("utf-8", "replace")  # half a surrogate pair has no bytes
 
     def _reply(self, response: httpx.Response, hold: SocketHold) -> Iterator[Part]:
         if response.status_code != 200:
@@ -249,6 +254,7 @@ class _Lanes:
         try:
             yield lane.client
         finally:
+            lane.client.cookies.clear()
             with self._lock:
                 keep = len(idle) < _IDLE_LANES
                 if keep:
@@ -266,13 +272,16 @@ class _Lanes:
 
 
 def _proxy_for(url: str) -> str | None:
-    """The system's proxy for a URL (environment or system settings), as the standard library reads it."""
+    """The system's HTTP proxy for a URL (environment or system settings), as the standard library reads it."""
     parsed = httpx.URL(url)
     proxies = urllib.request.getproxies()
     proxy = proxies.get(parsed.scheme) or proxies.get("all")
     if not proxy or urllib.request.proxy_bypass(parsed.host):
         return None
-    return proxy if "://" in proxy else f"http://{proxy}"
+    scheme, there, _ = proxy.partition("://")
+    if there and scheme != "http":
+        raise LlmError("invalid_request", f"the system's proxy is a {scheme} proxy; use an http one", definite=True)
+    return proxy if there else f"http://{proxy}"
 
 
 _registry: dict[int, _Lanes] = {}

@@ -42,7 +42,7 @@ def provider_message(message: Message) -> dict[str, Any]:
 
 def provider_body(request: ModelRequest, model_id: str) -> dict[str, Any]:
     """The body of a streamed call. `extra_args`, then `extra_body`, go over everything else at the top level."""
-    settings: ModelSettings = request.settings or ModelSettings()
+    settings = request.settings or ModelSettings()
     wire = settings.to_wire()
     body: dict[str, Any] = {
         "model": model_id,
@@ -59,14 +59,13 @@ def provider_body(request: ModelRequest, model_id: str) -> dict[str, Any]:
 
 def silence_limit(request: ModelRequest, default: float) -> float:
     """Seconds the provider may be silent: the call's own setting, else `default`."""
-    settings: ModelSettings | None = request.settings
-    return default if settings is None or settings.timeout_seconds is None else settings.timeout_seconds
+    own = request.settings.timeout_seconds if request.settings else None
+    return default if own is None else own
 
 
 def extra_headers(request: ModelRequest) -> Mapping[str, str]:
     """Headers of the settings, and the idempotency key if the request has one."""
-    settings: ModelSettings | None = request.settings
-    headers = dict(settings.extra_headers or {}) if settings is not None else {}
+    headers = dict((request.settings.extra_headers if request.settings else None) or {})
     if request.idempotency_key:
         headers["Idempotency-Key"] = request.idempotency_key
     return headers

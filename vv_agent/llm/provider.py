@@ -92,7 +92,7 @@ class VvLlmModelProvider:
         else:
             from vv_agent.llm.openai_compatible import OpenAICompatibleModel
 
-            model = OpenAICompatibleModel(resolved, timeout_seconds=timeout)
+            model = OpenAICompatibleModel(_served_over_http(resolved), timeout_seconds=timeout)
         return VvLlmClient(model, resolved)
 
     def default_settings(self, resolved: ResolvedModelConfig) -> ModelSettings:
@@ -110,3 +110,19 @@ class VvLlmModelProvider:
                 " provider.with_default_backend(backend)",
             )
         return backend
+
+
+_HTTP_TYPES = frozenset({"default", "openai"})
+
+
+def _served_over_http(resolved: ResolvedModelConfig) -> ResolvedModelConfig:
+    """Only the endpoints that speak chat completions; `ConfigError` if there are none."""
+    options = tuple(option for option in resolved.endpoint_options if option.endpoint.endpoint_type in _HTTP_TYPES)
+    if not options:
+        types = ", ".join(sorted({option.endpoint.endpoint_type for option in resolved.endpoint_options}))
+        raise ConfigError(
+            "endpoint_type_unsupported",
+            f"model {resolved.backend}/{resolved.selected_model} has only endpoints of type {types}, which the http"
+            " transport does not speak; use transport='vv-llm'",
+        )
+    return replace(resolved, endpoint_options=options)

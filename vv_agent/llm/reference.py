@@ -104,6 +104,10 @@ class EndpointTarget:
     api_base: str
     endpoint_type: str = "default"
 
+    def __post_init__(self) -> None:
+        if isinstance(self.api_key, str):  # whoever builds one by hand may forget, and the key would show
+            object.__setattr__(self, "api_key", Secret(self.api_key))
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointOption:

@@ -13,9 +13,7 @@ _Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
 class _Closed(BaseModel):
     """Strict (a bool is not an int), frozen, closed; errors do not repeat the input (headers may hold secrets)."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, defer_build=True, hide_input_in_errors=True, validate_default=False
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True, hide_input_in_errors=True)
 
 
 class RetrySettings(_Closed):

@@ -73,7 +73,7 @@ class LlmSettings:
             _invalid("LLM_SETTINGS.endpoints must be an array")
         endpoints, disabled = _endpoints(root["endpoints"])
         backends = {name: dict(_models(name, entry, endpoints, disabled)) for name, entry in root["backends"].items()}
-        return cls(backends, endpoints, Secret(json.dumps(root, default=str)))
+        return cls(backends, endpoints, Secret(json.dumps(root, default=str, skipkeys=True)))
 
     def reveal(self) -> dict[str, Any]:
         """The mapping as it was written, with its keys; for a transport that wants it whole."""

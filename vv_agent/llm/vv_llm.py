@@ -110,7 +110,7 @@ class VvLlmPackageModel(StreamingClient):
                 " to true in the settings file, or use the default transport",
                 definite=True,
             )
-        settings: ModelSettings = request.settings or ModelSettings()
+        settings = request.settings or ModelSettings()
         return stream_with_retries(
             partial(self._ask, request),
             self._resolved.endpoint_options,
@@ -150,7 +150,7 @@ class VvLlmPackageModel(StreamingClient):
             put(part)
 
     def _arguments(self, request: ModelRequest) -> dict[str, Any]:
-        settings: ModelSettings = request.settings or ModelSettings()
+        settings = request.settings or ModelSettings()
         wire = settings.to_wire()
         body = {**wire.get("extra_body", {}), **({"reasoning": wire["reasoning"]} if "reasoning" in wire else {})}
         arguments: dict[str, Any] = {

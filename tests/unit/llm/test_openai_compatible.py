@@ -6,6 +6,7 @@ import pickle
 import socket
 import traceback
 from collections.abc import Iterator
+from types import MappingProxyType
 
 import pytest
 
@@ -366,3 +367,32 @@ def test_a_stream_that_is_left_early_gives_its_connection_up(server: FakeOpenAI)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert answer(server, "stream").content
+
+
+def test_the_system_s_proxy_is_used_unless_the_host_is_excepted(
+    server: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.url.removesuffix("/v1"))
+    monkeypatch.setenv("no_proxy", "direct.invalid")
+    assert collect(model(("http://models.invalid/v1", "stream")).stream(request())).content
+    assert server.requests[0].path == "http://models.invalid/v1/chat/completions"
+    with pytest.raises(LlmError, match=r"cannot resolve direct\.invalid"):
+        list(model("http://direct.invalid/v1").stream(request(settings=ONCE)))
+    monkeypatch.setenv("http_proxy", "socks5://user:password@127.0.0.1:1")
+    with pytest.raises(LlmError, match="socks5 proxy") as caught:
+        list(model(("http://models.invalid/v1", "stream")).stream(request()))
+    assert "password" not in str(caught.value)
+
+
+def test_a_request_that_is_not_json_is_refused(server: FakeOpenAI) -> None:
+    with pytest.raises(LlmError, match="not a JSON request") as caught:
+        answer(server, "stream", tools=[{"type": "function", "function": object()}])
+    assert (caught.value.kind, caught.value.definite) == ("invalid_request", True)
+
+
+def test_half_a_surrogate_pair_and_read_only_schemas_are_sent(server: FakeOpenAI) -> None:
+    tool = MappingProxyType({"type": "function", "function": MappingProxyType({"name": "add"})})
+    answer(server, "stream", messages=[Message("user", "x\ud83d")], tools=[tool])
+    body = server.requests[0].body
+    assert body["messages"][0]["content"] == "x?"
+    assert body["tools"] == [{"type": "function", "function": {"name": "add"}}]

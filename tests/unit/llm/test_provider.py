@@ -87,3 +87,13 @@ def test_an_unknown_transport_is_refused(tmp_path: Path) -> None:
 
 def test_the_example_settings_are_valid() -> None:
     assert load_settings(EXAMPLE).resolve("moonshot", "kimi-k3").native_multimodal
+
+
+def test_endpoints_of_another_wire_are_left_to_the_other_transport(tmp_path: Path) -> None:
+    path = write(tmp_path, "http://127.0.0.1:9")
+    root = json.loads(path.read_text())
+    root["endpoints"][0]["endpoint_type"] = "anthropic_bedrock"
+    path.write_text(json.dumps(root))
+    provider = VvLlmModelProvider.from_settings_file(path)
+    with pytest.raises(ConfigError, match="anthropic_bedrock"):
+        provider.client(provider.resolve(ModelRef.backend("local", "stream")))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from vv_agent.errors import SettingsError
-from vv_agent.llm import LlmSettings, ModelRef, Secret, find_settings, load_settings
+from vv_agent.llm import EndpointTarget, LlmSettings, ModelRef, Secret, find_settings, load_settings
 
 KEY = "sk-very-secret-0123456789"
 
@@ -233,3 +233,9 @@ def test_references_are_parsed_at_the_first_slash() -> None:
         ModelRef.parse("/model")
     with pytest.raises(ValueError, match="nothing else"):
         ModelRef.from_wire({"type": "named", "model": "m", "backend": "b"})
+
+
+def test_an_endpoint_made_by_hand_hides_its_key_too() -> None:
+    target = EndpointTarget("e", KEY, "http://x/v1")  # type: ignore[arg-type]
+    assert KEY not in repr(target)
+    assert target.api_key.reveal() == KEY
