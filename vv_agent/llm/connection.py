@@ -25,7 +25,7 @@ class SocketHold:
     """One call's hold on the socket it uses. `cut` may come from any thread, at any moment, more than once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may cancel in the thread that holds it
         self._socket: socket.socket | None = None
         self._answer: queue.SimpleQueue[Any] | None = None
         self._cut = False
