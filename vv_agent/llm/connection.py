@@ -9,6 +9,8 @@ anything was sent, and whether any byte came back.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import queue
 import select
 import socket
@@ -91,9 +93,7 @@ class CuttableBackend(httpcore.NetworkBackend):
                     sock.setsockopt(*option)
                 if local_address is not None:
                     sock.bind((local_address, 0))
-                sock.settimeout(_left(deadline))
-                sock.connect(address)
-                call.hold(sock)
+                _connect(sock, address, deadline, call)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return CuttableStream(sock, self)
             except OSError as error:
@@ -212,6 +212,26 @@ def _addresses(host: str, port: int, deadline: float | None, call: SocketHold) -
     if isinstance(found, OSError):
         raise httpcore.ConnectError(f"cannot resolve {host}: {found}") from found
     return found
+
+
+def _connect(sock: socket.socket, address: Any, deadline: float | None, call: SocketHold) -> None:
+    """Connect without blocking for long: a cut that comes just before the connect begins finds nothing to shut down."""
+    sock.setblocking(False)
+    number = sock.connect_ex(address)
+    if number == errno.EINPROGRESS:
+        poll = select.poll()
+        poll.register(sock, select.POLLOUT)
+        while not poll.poll(1000 * min(_left(deadline) or _LOOK_SECONDS, _LOOK_SECONDS)):
+            call.hold(sock)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError("connecting took too long")
+        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    call.hold(sock)
+    if number:
+        raise OSError(number, os.strerror(number))
+
+
+_LOOK_SECONDS = 0.25
 
 
 def _left(deadline: float | None) -> float | None:

@@ -54,7 +54,7 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class LlmSettings:
-    """A settings file of version 2. `raw` is the mapping as it was written, keys included: never print it."""
+    """A settings file of version 2. `reveal()` gives the mapping as it was written, keys included."""
 
     backends: Mapping[str, Mapping[str, ModelEntry]]
     endpoints: Mapping[str, EndpointTarget]

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,11 @@ from tests.fake_openai import FakeOpenAI
 from tests.unit.llm.calling import Waits, model, request
 from vv_agent.cancellation import CancellationToken
 from vv_agent.errors import LlmError
+from vv_agent.llm import ModelSettings, RetrySettings
 from vv_agent.llm.base import Model, collect
 
 LIMIT_SECONDS = 2.0
+ONCE = ModelSettings(retry=RetrySettings(max_attempts=1))
 
 
 @pytest.fixture
@@ -58,6 +60,18 @@ def mute_listener(backlog: int = 8) -> Iterator[tuple[socket.socket, int]]:
         listener.bind(("127.0.0.1", 0))
         listener.listen(backlog)
         yield listener, listener.getsockname()[1]
+
+
+@contextmanager
+def full_listener() -> Iterator[int]:
+    """A port that answers no connect any more."""
+    with mute_listener(0) as (_, port), ExitStack() as stack:
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            with suppress(BlockingIOError):
+                filler.connect(("127.0.0.1", port))
+        yield port
 
 
 def until(condition: Callable[[], object], what: str, timeout: float = 10.0) -> None:
@@ -102,19 +116,19 @@ def test_while_the_name_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux to see and to make a stuck connect")
 def test_while_connecting() -> None:
     """Linux leaves connects unanswered when the backlog is full."""
-    with mute_listener(0) as (_, port):
-        fillers = [socket.socket() for _ in range(4)]
-        for filler in fillers:
-            filler.setblocking(False)
-            with suppress(BlockingIOError):
-                filler.connect(("127.0.0.1", port))
+    with full_listener() as port:
         before = connecting(port)
         error = cancelled_when(
             model(f"http://127.0.0.1:{port}/v1"), lambda _: until(lambda: connecting(port) > before, "a connect")
         )
-        for filler in fillers:
-            filler.close()
     assert error.definite
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux to make a stuck connect")
+def test_a_connect_that_nobody_answers_ends_in_time() -> None:
+    with full_listener() as port, pytest.raises(LlmError, match="cannot connect") as caught:
+        list(model(f"http://127.0.0.1:{port}/v1", timeout=0.3).stream(request(settings=ONCE)))
+    assert (caught.value.kind, caught.value.definite) == ("network", True)
 
 
 def connecting(port: int) -> int:
