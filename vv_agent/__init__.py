@@ -41,6 +41,9 @@ _home("vv_agent.checkpoint.journal", "OperationJournalEntry OperationKind Operat
 _home("vv_agent.checkpoint.extensions", "CheckpointExtension")
 _home("vv_agent.checkpoint.config", "CheckpointConfig ResumePolicy AmbiguousModelPolicy AmbiguousToolPolicy")
 _home("vv_agent.checkpoint.reconciliation", "ReconciliationDecision ReconciliationProvider")
+_home("vv_agent.llm.settings", "ModelSettings RetrySettings ResponseFormat ToolChoice")
+_home("vv_agent.llm.reference", "ModelRef ModelProvider ResolvedModelConfig")
+_home("vv_agent.llm.provider", "VvLlmModelProvider VvLlmClient")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 

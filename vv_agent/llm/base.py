@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from vv_agent.cancellation import CancellationToken
 from vv_agent.messages import Message, ToolCall
+
+if TYPE_CHECKING:
+    from vv_agent.llm.settings import ModelSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +69,13 @@ class ModelRequest:
     """One call of a model.
 
     `messages` is a read-only view of the run's history: a client must not keep or change it. `turn` is the number
-    of assistant messages in it, so that a scripted model need not count them. `settings` is the effective
-    `ModelSettings` (typed Any here only because the settings live beside the providers).
+    of assistant messages in it, so that a scripted model need not count them. `settings` are the effective ones.
     """
 
     model_id: str
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
-    settings: Any = None
+    settings: ModelSettings | None = None
     turn: int = 0
     idempotency_key: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -104,7 +106,7 @@ class Model(Protocol):
     def stream(self, request: ModelRequest) -> Iterator[Part]: ...
 
 
-def collect(parts: Iterable[Part], on_part: Callable[[Part], None] | None = None) -> ModelResponse:
+def collect(parts: Iterable[Part], on_part: Callable[[Part], object] | None = None) -> ModelResponse:
     """Add up a stream. `on_part` sees each part first (live text); its errors are the caller's."""
     text: list[str] = []
     reasoning: list[str] = []
