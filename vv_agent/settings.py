@@ -27,6 +27,7 @@ class Settings:
     local_settings: str | None = None
     crash: str | None = None
     """A named crash point of `vv_agent.testing`; only tests set it."""
+    crash_file: str | None = None
 
     @property
     def lease_ms(self) -> int:
@@ -67,4 +68,5 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         lease_seconds=number("LEASE_SECONDS", 30.0, 0.5, 3600.0),
         local_settings=text("LOCAL_SETTINGS"),
         crash=text("CRASH"),
+        crash_file=text("CRASH_FILE"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
@@ -78,6 +79,7 @@ class Engine:
         self.store = store
         self.programs = programs
         self.serves = Serves(queues, frozenset({SCHEMA}))
+        self.pid = os.getpid()
         self.owner = process_owner()
         self.keeper = LeaseKeeper(store, lease_ms, presence)
         self.helpers = Helpers()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vv_agent.checkpoint.record import Commit, End, Park, ParkReason, Release
 from vv_agent.checkpoint.reconciliation import ABORT_CODE
+from vv_agent.checkpoint.record import Commit, End, Park, ParkReason, Release
 from vv_agent.errors import LlmError, RetryLater, SignalsWaiting
 from vv_agent.llm.base import ModelResponse
 from vv_agent.messages import Message
@@ -24,7 +24,8 @@ CommitPlan = Callable[[], Commit]
 
 
 def run_cycle(run: Run, commit: CommitPlan) -> None:
-    """Carry out the open cycle and save what it came to. Raises `ClaimLost` or `StoreError` when it could not be saved."""
+    """Carry out the open cycle and save what it came to. Raises `ClaimLost` or `StoreError` when it could not be
+    saved."""
     try:
         decision = _decide(run)
     except RunCancelled as cancel:
@@ -53,9 +54,7 @@ def _decide(run: Run) -> Decision:
     _begin_segment(run)
     extensions.restore(run)
     if run.recovered and run.body.checkpointed:
-        run.emit(
-            "checkpoint_resumed", cycle_index=run.index - 1, checkpoint_key=run.key, resume_attempt=run.attempt
-        )
+        run.emit("checkpoint_resumed", cycle_index=run.index - 1, checkpoint_key=run.key, resume_attempt=run.attempt)
     aborted = journal.recover(run)
     if aborted is not None:
         return aborted
@@ -151,17 +150,27 @@ def _stop(run: Run, decision: Stop) -> None:
     if decision.status is AgentStatus.WAIT_USER:
         terminal = terminal_event(run, decision)
         run.save(
-            Park(ParkReason.INPUT, commit=True), status="wait_user", durable=True, last_log=[item], last_events=[terminal]
+            Park(ParkReason.INPUT, commit=True),
+            status="wait_user",
+            durable=True,
+            last_log=[item],
+            last_events=[terminal],
         )
         return
     terminal = terminal_event(run, decision)
     run.save(
-        End(keep_journal=decision.error_code == ABORT_CODE), status=decision.status.value, ending=True, durable=True, last_log=[item], last_events=[terminal]
+        End(keep_journal=decision.error_code == ABORT_CODE),
+        status=decision.status.value,
+        ending=True,
+        durable=True,
+        last_log=[item],
+        last_events=[terminal],
     )
 
 
 def terminal_event(run: Run, decision: Stop) -> Any:
-    """The event that ends the segment: run_completed, run_failed or run_cancelled; texts are referred to, not copied."""
+    """The event that ends the segment: run_completed, run_failed or run_cancelled; texts are referred to, not
+    copied."""
     segment = run.body.segment
     fields: dict[str, Any] = {"completion_reason": decision.reason.value if decision.reason else None}
     refs: dict[str, Any] = {}
@@ -182,5 +191,3 @@ def terminal_event(run: Run, decision: Stop) -> Any:
 def _park_for_reconciliation(run: Run, unresolved: journal.Unresolved) -> None:
     run.body = replace(run.body, observation=unresolved.observation)
     run.save(Park(ParkReason.RECONCILIATION), status="reconciliation_required", durable=True)
-
-

@@ -1,4 +1,5 @@
-"""State that the host keeps with a run: restored before the first model call of a claim, taken before each end of a cycle."""
+"""State that the host keeps with a run: restored before the first model call of a claim, taken before each end of a
+cycle."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from vv_agent.runtime.transcript import storable
 
 
 def restore(run: Run) -> None:
-    """Give each registered extension its stored state, once a claim. `CheckpointError` when a required one is missing or has
-    another version: nothing external has happened then."""
+    """Give each registered extension its stored state, once a claim. `CheckpointError` when a required one is missing
+    or has another version: nothing external has happened then."""
     registered = run.program.extensions
     if run.extensions or registered:
         check_available(run.extensions, registered, run.program.required_namespaces)

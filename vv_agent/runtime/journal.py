@@ -65,8 +65,8 @@ def start_tool(run: Run, position: int, intent: Mapping[str, Any] | None) -> Non
 
 
 def recover(run: Run) -> Stop | None:
-    """Settle what earlier claims left open; a Stop if an operator aborted. Raises `Unresolved`, or `LlmError` for a model
-    call that is recorded as failed."""
+    """Settle what earlier claims left open; a Stop if an operator aborted. Raises `Unresolved`, or `LlmError` for a
+    model call that is recorded as failed."""
     unresolved: list[dict[str, Any]] = []
     stop = _recover_model(run, unresolved)
     if run.turn is not None:

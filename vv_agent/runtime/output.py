@@ -10,6 +10,7 @@ from vv_agent.agent import NoToolPolicy
 from vv_agent.checkpoint.record import Head
 from vv_agent.messages import Message
 from vv_agent.results import (
+    MAX_CYCLES_ANSWER,
     AgentResult,
     AgentStatus,
     CompletionReason,

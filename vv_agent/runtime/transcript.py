@@ -98,6 +98,7 @@ class Transcript:
         self.last_text: str | None = None
         """The last non-blank assistant text."""
         self.inputs: dict[int, str] = {}
+        self._begun: dict[int, int] = {}
         self.prepared: set[int] = set()
         """Cycles whose before-cycle messages are in."""
         self.entry_n = 0
@@ -117,6 +118,7 @@ class Transcript:
                 self._append(wire)
             case ["i", segment, wire]:
                 self.inputs[segment] = self._append(wire).content
+                self._begun[segment] = len(self.messages)
             case ["a", cycle, wire, usage, source, cache, finish]:
                 message = self._append(wire)
                 self.turns[cycle] = Turn(cycle, message, usage, source, cache, finish)
@@ -155,6 +157,10 @@ class Transcript:
         """The last text of a segment that ended without completing."""
         end = self.ends.get(segment)
         return self.last_text if end is not None and end["status"] != "completed" else None
+
+    def new_items(self, segment: int) -> tuple[Message, ...]:
+        """The messages a segment added after its input."""
+        return tuple(self.messages[self._begun.get(segment, len(self.messages)) :])
 
     def _append(self, wire: Mapping[str, Any]) -> Message:
         message = Message.from_wire(wire)

@@ -1,0 +1,1 @@
+"""Who calls `advance` next: the caller's thread, a pool of threads, or workers of other processes."""

@@ -1,0 +1,106 @@
+"""The protocols of dispatch, and the loop that carries one run as far as it goes in this thread."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, runtime_checkable
+
+from vv_agent.checkpoint.record import Commit, Head, Seen, State
+from vv_agent.errors import CheckpointError
+from vv_agent.runtime.advance import Advanced, advance
+from vv_agent.runtime.context import Engine
+from vv_agent.runtime.owner import is_dead
+from vv_agent.runtime.recipe import CycleRecipe
+from vv_agent.runtime.run import Run
+
+
+@runtime_checkable
+class CycleDispatcher(Protocol):
+    """Tells some worker that a run can be advanced. A hint only: the store knows, and the sweeper is the net.
+
+    `hold_ms` is how long a commit leaves the run alone because a message is on its way; 0 when none is sent. `dispatch`
+    never raises, takes at most two seconds, and says whether the hint was sent.
+    """
+
+    hold_ms: int
+
+    def dispatch(self, recipe: CycleRecipe) -> bool: ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Carries a run on. `drive` returns when the run ended or parked, or was handed to others (`local` False)."""
+
+    local: bool
+    """Whether this process advances the run, so that its events are seen here without the store."""
+
+    def drive(self, engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> None: ...
+
+
+def keep() -> Commit:
+    """The commit of a loop that goes on with the run itself: the claim is kept, which saves a write."""
+    return Commit(keep=True)
+
+
+def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> Advanced:
+    """Advance a run in this thread until it ends or parks for somebody else.
+
+    A park with a deadline is waited for; a run that another living process holds raises `checkpoint_claim_active`.
+    """
+    kept: Run | None = None
+    while True:
+        step = advance(engine, recipe, commit=keep, kept=kept, resume=resume)
+        kept, resume = step.kept, False
+        match step.what:
+            case "committed":
+                recipe = step.next[0]
+            case "parked" if step.head is not None and step.head.due is not None:
+                recipe = _when_due(engine, step.head)
+            case "refused" | "lost" | "deferred":
+                again = _after_refusal(engine, recipe, step)
+                if again is None:
+                    return step
+                recipe = again
+            case _:
+                return step
+
+
+def _when_due(engine: Engine, head: Head) -> CycleRecipe:
+    """Wait until a parked run is ready: by its deadline, or because a signal woke it."""
+    version = 0
+    while True:
+        snapshot = engine.store.load(head.key, Seen(entries=1 << 24, revision=head.revision))
+        if snapshot is None or snapshot.head.state is not State.PARKED or engine.stopping:
+            return CycleRecipe.of(head if snapshot is None else snapshot.head, engine.store.id)
+        left = (snapshot.head.due or snapshot.now) - snapshot.now
+        if left <= 0:
+            return CycleRecipe.of(snapshot.head, engine.store.id)
+        version = engine.store.wait(version, min(left / 1000, 0.5))
+
+
+def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> CycleRecipe | None:
+    """What to try next after a claim was refused: the same cycle once its dead owner is expired or its back-off is
+    over.
+
+    None: there is nothing to do here any more. Raises `checkpoint_claim_active` when a living process has the run.
+    """
+    snapshot = engine.store.load(recipe.key, Seen(entries=1 << 24, revision=-1))
+    if snapshot is None or engine.stopping or step.what == "deferred":
+        return None
+    head = snapshot.head
+    if head.state is not State.CLAIMED:
+        return CycleRecipe.of(head, engine.store.id) if _ready(head, snapshot.now) else None
+    if head.lease_until > snapshot.now:
+        if head.owner is None or not is_dead(head.owner):
+            raise CheckpointError(
+                "checkpoint_claim_active",
+                f"run {head.key!r} is being advanced by another process right now; attach to it, or try later",
+            )
+        engine.store.expire(head.owner)
+    else:
+        time.sleep(min(0.2, max(0.0, ((head.due or snapshot.now) - snapshot.now) / 1000)))
+    return CycleRecipe.of(head, engine.store.id)
+
+
+def _ready(head: Head, now: int) -> bool:
+    return head.state is State.READY or (head.state is State.PARKED and head.due is not None and head.due <= now)

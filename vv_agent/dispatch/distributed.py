@@ -1,0 +1,77 @@
+"""The distributed backend: workers of other processes advance the run; with none in sight, this process helps
+itself."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from vv_agent.checkpoint.record import Seen, State
+from vv_agent.checkpoint.store import CheckpointStore
+from vv_agent.dispatch.base import CycleDispatcher
+from vv_agent.errors import CannotServe
+from vv_agent.runtime.advance import advance
+from vv_agent.runtime.context import Engine
+from vv_agent.runtime.recipe import CycleRecipe
+
+
+class DistributedBackend:
+    """Sends the hint and lets workers do the rest.
+
+    When no worker of the queue has shown itself for `patience` seconds (at once if none ever did) and this process
+    can load what the run needs, it says so once on stderr and works on the run itself: same recipe, same record.
+    """
+
+    local = False
+
+    def __init__(self, dispatcher: CycleDispatcher, *, fallback: bool = True, patience: float = 10.0) -> None:
+        self.dispatcher = dispatcher
+        self.fallback = fallback
+        self.patience = patience
+
+    def drive(self, engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> None:
+        """Hand the run over; returns at once."""
+        del resume
+        self.dispatcher.dispatch(recipe)
+        if self.fallback:
+            threading.Thread(
+                target=self._watch, args=(engine, recipe.key, recipe.queue), name="vv-fallback", daemon=True
+            ).start()
+
+    def _watch(self, engine: Engine, key: str, queue: str | None) -> None:
+        """Until the run is over: whenever no worker shows itself, advance it here."""
+        said = False
+        while not engine.stopping:
+            snapshot = engine.store.load(key, Seen(entries=1 << 24, revision=0))
+            if snapshot is None or snapshot.head.state is State.ENDED or _rests(snapshot.head.state, snapshot.head.due):
+                return
+            if not workers_of(engine.store, queue, self.patience):
+                recipe = CycleRecipe.of(snapshot.head, engine.store.id)
+                if not said:
+                    said = True
+                    sys.stderr.write(
+                        f"vv-agent: no worker of queue {queue!r} is running; working on {key!r} in this process "
+                        "(start one with: vv-agent worker)\n"
+                    )
+                if self._help(engine, recipe):
+                    continue
+            time.sleep(0.25)
+
+    def _help(self, engine: Engine, recipe: CycleRecipe) -> bool:
+        """One cycle here; True if it was done."""
+        try:
+            step = advance(engine, recipe)
+        except CannotServe:
+            return False
+        return step.what in ("committed", "ended", "parked")
+
+
+def _rests(state: State, due: int | None) -> bool:
+    """Parked with nothing to wait for by itself."""
+    return state is State.PARKED and due is None
+
+
+def workers_of(store: CheckpointStore, queue: str | None, within: float) -> bool:
+    """Whether a worker of the queue showed itself in the last `within` seconds."""
+    return any(queue in presence.queues for presence in store.presences(int(within * 1000)))

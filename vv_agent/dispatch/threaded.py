@@ -1,0 +1,106 @@
+"""The thread backend: a pool of our own takes cycles from a queue, so that many runs share few threads fairly."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+
+from vv_agent.dispatch.base import drive
+from vv_agent.errors import ConfigError, VVAgentError
+from vv_agent.runtime.advance import advance
+from vv_agent.runtime.context import Engine
+from vv_agent.runtime.recipe import CycleRecipe
+
+
+class ThreadBackend:
+    """Up to `max_workers` threads; after each cycle a run goes to the end of the queue. A run that waits for a time
+    holds no thread. Threads are daemons and end by themselves when idle."""
+
+    local = True
+    _IDLE = 5.0
+
+    def __init__(self, max_workers: int = 8) -> None:
+        if max_workers < 1:
+            raise ConfigError(
+                "run_config_invalid", f"ThreadBackend(max_workers={max_workers}) needs at least one thread"
+            )
+        self._most = max_workers
+        self._changed = threading.Condition()
+        self._queue: list[tuple[float, int, _Job]] = []
+        self._order = itertools.count()
+        self._threads = 0
+        self._idle = 0
+
+    def drive(self, engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> None:
+        """Put the run into the queue and wait for its end or park; the first error is raised here."""
+        job = _Job(engine, recipe, resume)
+        self._put(job, 0.0)
+        job.done.wait()
+        if job.error is not None:
+            raise job.error
+
+    def _put(self, job: _Job, delay: float) -> None:
+        with self._changed:
+            heapq.heappush(self._queue, (time.monotonic() + delay, next(self._order), job))
+            if self._idle == 0 and self._threads < self._most:
+                self._threads += 1
+                threading.Thread(target=self._work, name="vv-cycle", daemon=True).start()
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                delay = job.step()
+            except BaseException as error:
+                job.error = error
+                job.done.set()
+            else:
+                if delay is None:
+                    job.done.set()
+                else:
+                    self._put(job, delay)
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            self._idle += 1
+            try:
+                end = time.monotonic() + self._IDLE
+                while True:
+                    now = time.monotonic()
+                    if self._queue and self._queue[0][0] <= now:
+                        return heapq.heappop(self._queue)[2]
+                    limit = self._queue[0][0] if self._queue else end
+                    if not self._queue and now >= end:
+                        self._threads -= 1
+                        return None
+                    self._changed.wait(max(0.0, limit - now))
+            finally:
+                self._idle -= 1
+
+
+class _Job:
+    """One run on its way through the pool."""
+
+    def __init__(self, engine: Engine, recipe: CycleRecipe, resume: bool) -> None:
+        self.engine = engine
+        self.recipe = recipe
+        self.resume = resume
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+
+    def step(self) -> float | None:
+        """One cycle; seconds until the next one, or None when there is none."""
+        step = advance(self.engine, self.recipe, resume=self.resume)
+        self.resume = False
+        if step.what == "committed":
+            self.recipe = step.next[0]
+            return 0.0
+        if step.what == "parked" and step.head is not None and step.head.due is not None:
+            return max(0.0, (step.head.due - self.engine.store.now()) / 1000)
+        if step.what in ("refused", "lost"):  # rare: a dead owner, a back-off; the loop in this thread knows how
+            drive(self.engine, self.recipe)
+        if step.what == "deferred":
+            raise VVAgentError("run_incompatible", step.why)
+        return None

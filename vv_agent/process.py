@@ -1,0 +1,86 @@
+"""What a process opens once: stores by URL, and an engine for each store it works on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from vv_agent.checkpoint.memory import MemoryStore
+from vv_agent.checkpoint.record import Presence
+from vv_agent.checkpoint.store import CheckpointStore, open_store
+from vv_agent.llm.reference import ModelProvider
+from vv_agent.runtime.context import Engine
+from vv_agent.runtime.program import Programs
+from vv_agent.runtime.tail import Tailer
+from vv_agent.settings import Settings
+
+_lock = threading.Lock()
+_stores: dict[tuple[int, str], CheckpointStore] = {}
+_engines: WeakKeyDictionary[CheckpointStore, Engine] = WeakKeyDictionary()
+_tailers: WeakKeyDictionary[CheckpointStore, Tailer] = WeakKeyDictionary()
+_memory: list[tuple[int, MemoryStore]] = []
+
+
+def store_at(url: str) -> CheckpointStore:
+    """The store a URL names, opened once per process (and once more after a fork)."""
+    name = os.path.abspath(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else url
+    with _lock:
+        place = (os.getpid(), name)
+        if place not in _stores:
+            _stores[place] = open_store(url)
+        return _stores[place]
+
+
+def memory_store() -> MemoryStore:
+    """The store of this process's runs without a checkpoint."""
+    with _lock:
+        if not _memory or _memory[-1][0] != os.getpid():
+            _memory.append((os.getpid(), MemoryStore()))
+        return _memory[-1][1]
+
+
+def settings_provider(settings: Settings) -> ModelProvider:
+    """The provider of the settings file that the environment or the working directory names."""
+    from vv_agent.llm.provider import VvLlmModelProvider
+    from vv_agent.llm.settings_file import find_settings
+
+    return VvLlmModelProvider.from_settings_file(find_settings(None, settings.local_settings, Path.cwd()))
+
+
+def engine_for(store: CheckpointStore, settings: Settings) -> Engine:
+    """The engine with which this process advances runs of a store on request, whatever their queue."""
+    with _lock:
+        engine = _engines.get(store)
+        if engine is None or engine.pid != os.getpid():
+            engine = _engines[store] = make_engine(store, settings)
+        return engine
+
+
+def tailer_for(store: CheckpointStore) -> Tailer:
+    """The thread that follows other processes' runs of a store."""
+    with _lock:
+        tailer = _tailers.get(store)
+        if tailer is None or tailer.pid != os.getpid():
+            tailer = _tailers[store] = Tailer(store)
+        return tailer
+
+
+def make_engine(
+    store: CheckpointStore,
+    settings: Settings,
+    *,
+    queues: frozenset[str] | None = None,
+    presence: Callable[[], Presence | None] = lambda: None,
+) -> Engine:
+    """A new engine from the settings; with `VV_AGENT_CRASH` set, one that kills this process at the named point."""
+    probe = None
+    if settings.crash is not None:
+        from vv_agent.testing import CrashingStore, CrashPlan
+
+        probe = CrashPlan.parse(settings.crash, settings.crash_file)
+        store = CrashingStore(store, probe)  # type: ignore[assignment]  # it has every verb
+    programs = Programs(store, settings.imports, lambda: settings_provider(settings))
+    return Engine(store, programs, lease_ms=settings.lease_ms, queues=queues, presence=presence, probe=probe)

@@ -1,0 +1,152 @@
+"""A run that is under way: watch it, cancel it, wait for its result."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from vv_agent.errors import RunFinished
+from vv_agent.events import RunEvent
+from vv_agent.result import RunResult
+from vv_agent.runtime.context import Engine
+from vv_agent.runtime.feed import EventFeed
+from vv_agent.runtime.inbox import DEFAULT_REASON, cancel_signal
+
+
+class RunHandleStatus(StrEnum):
+    """Where a run stands, as its handle sees it."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    WAIT_USER = "wait_user"
+    MAX_CYCLES = "max_cycles"
+    RECONCILIATION_REQUIRED = "reconciliation_required"
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandleState:
+    """A snapshot. While an accepted cancel is not carried out yet: status running, done False, cancelled True."""
+
+    status: RunHandleStatus
+    done: bool
+    cancelled: bool
+    error: str | None = None
+
+
+class Events:
+    """The events of a run: iterate it, or `async for` over it. Each iteration starts at the first event and misses none
+    that this process saw; it ends when the run ended or rests."""
+
+    def __init__(self, feed: EventFeed) -> None:
+        self._feed = feed
+
+    def __iter__(self) -> Iterator[RunEvent]:
+        return iter(self._feed)
+
+    async def __aiter__(self) -> AsyncIterator[RunEvent]:
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[RunEvent | None] = asyncio.Queue()
+        stopped = threading.Event()
+
+        def pump() -> None:
+            for event in self._feed:
+                if stopped.is_set():
+                    return
+                loop.call_soon_threadsafe(queue.put_nowait, event)
+            loop.call_soon_threadsafe(queue.put_nowait, None)
+
+        threading.Thread(target=_quietly, args=(pump,), name="vv-events", daemon=True).start()
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+        finally:
+            stopped.set()
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    """A reader whose loop was closed has nobody to tell."""
+    try:
+        work()
+    except RuntimeError:
+        return
+
+
+class RunHandle:
+    """Made by `Runner.start` and `Runner.attach`. It can be awaited: `result = await handle`.
+
+    `checkpoint_key` is the key of the record also for a run in memory; `run_id` that of the first segment.
+    """
+
+    def __init__(self, engine: Engine, key: str, run_id: str, feed: EventFeed) -> None:
+        self.checkpoint_key = key
+        self.run_id = run_id
+        self._engine = engine
+        self._feed = feed
+        self._future: Future[RunResult] = Future()
+        self._cancel = threading.Lock()
+        self._cancelled = False
+
+    def events(self) -> Events:
+        """The run's events, from the first one on."""
+        return Events(self._feed)
+
+    def result(self, timeout: float | None = None) -> RunResult:
+        """Wait for the end of the run, or of the segment when it then waits for somebody; may be called again.
+
+        `timeout` is in seconds; `TimeoutError` when it passes. What stopped the run outside of it (a lost store) is
+        raised.
+        """
+        return self._future.result(timeout)
+
+    def __await__(self) -> Generator[Any, None, RunResult]:
+        return asyncio.shield(asyncio.wrap_future(self._future)).__await__()
+
+    def cancel(self, reason: str | None = None) -> bool:
+        """Ask the run to stop; False when it ended already or was cancelled before.
+
+        The cancel is durable once this returns; the result then has reason `cancelled` with `reason` as its error.
+        """
+        with self._cancel:
+            if self._cancelled or self._future.done():
+                return False
+            try:
+                signal = cancel_signal(f"cancel_{secrets.token_hex(8)}", reason or DEFAULT_REASON)
+                self._engine.store.post(self.checkpoint_key, signal)
+            except RunFinished:
+                return False
+            self._cancelled = True
+        self._engine.keeper.poke(self.checkpoint_key)
+        return True
+
+    def state(self) -> RunHandleState:
+        """Where the run stands now."""
+        if not self._future.done():
+            return RunHandleState(RunHandleStatus.RUNNING, False, self._cancelled)
+        error = self._future.exception()
+        if error is not None:
+            return RunHandleState(RunHandleStatus.FAILED, True, self._cancelled, str(error))
+        result = self._future.result()
+        if result.completion_reason == "cancelled":
+            return RunHandleState(RunHandleStatus.CANCELLED, True, True, result.raw_result.error)
+        return RunHandleState(RunHandleStatus(result.status.value), True, self._cancelled, result.raw_result.error)
+
+    # For the runner.
+
+    def finish(self, make: Callable[[], RunResult]) -> None:
+        """Set the outcome once and end the event streams."""
+        try:
+            result = make()
+        except BaseException as error:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(result)
+        finally:
+            self._feed.close()

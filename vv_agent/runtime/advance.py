@@ -1,0 +1,143 @@
+"""`advance`: one cycle of a run, and what is to be advanced next. Everything else only decides who calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from vv_agent.checkpoint.record import Claimed, Commit, Head, Refused, Seen, State
+from vv_agent.errors import CannotServe, ClaimLost
+from vv_agent.runtime.context import Engine
+from vv_agent.runtime.cycle import run_cycle
+from vv_agent.runtime.lease import steady_clock
+from vv_agent.runtime.recipe import CycleRecipe
+from vv_agent.runtime.run import Run
+
+CANNOT_SERVE_HOLD_MS = 120_000
+"""A run that this process cannot serve is looked at again after this long, at most (the hold grows from 2 s)."""
+What = Literal["committed", "parked", "ended", "released", "lost", "refused", "deferred"]
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """What a call of `advance` came to.
+
+    `next` is what should be advanced now: the run's next cycle after a commit, nothing while it is parked or ended.
+    `kept` is the run with its claim when the commit kept it. `why` says more about a refusal or a deferral.
+    """
+
+    what: What
+    head: Head | None = None
+    next: tuple[CycleRecipe, ...] = ()
+    kept: Run | None = None
+    why: str = ""
+
+
+def advance(
+    engine: Engine,
+    recipe: CycleRecipe,
+    *,
+    commit: Callable[[], Commit] = Commit,
+    kept: Run | None = None,
+    resume: bool = False,
+) -> Advanced:
+    """Do the cycle a recipe names, under a claim of this process (or the one a previous call kept).
+
+    Not this process's business (another cycle, another owner, another queue): returns at once, after one refused
+    verb. A run it cannot serve is deferred, never judged. `commit` is asked at the commit how the claim ends. Raises
+    `StoreError` when the store did not carry out a verb; the record is then as the last save left it.
+    """
+    if recipe.store != engine.store.id:
+        return Advanced("refused", why="store_mismatch")
+    run = kept
+    if run is None:
+        if engine.stopping or engine.helpers.exhausted:
+            return Advanced("refused", why="stopping")
+        try:
+            taken = _take(engine, recipe, resume)
+        except CannotServe as error:
+            return _defer(engine, recipe, error)
+        if isinstance(taken, Refused):
+            return Advanced("refused", taken.head, why=taken.why)
+        run = taken
+    try:
+        run_cycle(run, commit)
+    except CannotServe as error:
+        return _give_back(run, error)
+    except ClaimLost as error:
+        engine.keeper.release(run.hold)
+        return Advanced("lost", why=error.message)
+    except BaseException:
+        engine.keeper.release(run.hold)
+        raise
+    return _after(engine, run)
+
+
+def _take(engine: Engine, recipe: CycleRecipe, resume: bool) -> Run | Refused:
+    """Claim the cycle and decode the record."""
+    program = engine.programs.get(recipe)
+    cached = engine.cache.take(recipe.key)
+    began = steady_clock()
+    seen = Seen(cached.entry_n, cached.revision) if cached else Seen()
+    answer = engine.store.claim(
+        recipe.key, recipe.cycle, engine.token(), owner=engine.owner, lease=engine.keeper.lease, seen=seen,
+        serves=engine.serves, resume=resume,
+    )  # fmt: skip
+    if isinstance(answer, Refused):
+        return answer
+    if cached and (cached.run_id != answer.snapshot.head.run_id or answer.snapshot.head.entry_n < cached.entry_n):
+        cached, answer = None, _reread(engine, answer)  # another run under the same key
+    hold = engine.keeper.hold(answer.claim, began)
+    try:
+        return Run(engine, program, hold, answer, cached)
+    except BaseException:
+        engine.keeper.release(hold)
+        raise
+
+
+def _reread(engine: Engine, answer: Claimed) -> Claimed:
+    snapshot = engine.store.load(answer.claim.key)
+    if snapshot is None:
+        raise ClaimLost(f"run {answer.claim.key!r} was deleted")
+    return Claimed(answer.claim, snapshot, answer.recovered)
+
+
+def _defer(engine: Engine, recipe: CycleRecipe, error: CannotServe) -> Advanced:
+    snapshot = engine.store.load(recipe.key, Seen(entries=1 << 24, revision=0))
+    hold = 2_000
+    if snapshot is not None and snapshot.head.refused_at is not None:  # as long again as it has been refused
+        hold = min(max(hold, snapshot.now - snapshot.head.refused_at), CANNOT_SERVE_HOLD_MS)
+    engine.store.defer(recipe.key, recipe.cycle, str(error), hold)
+    return Advanced("deferred", snapshot.head if snapshot else None, why=str(error))
+
+
+def _give_back(run: Run, error: CannotServe) -> Advanced:
+    """A claimed run turned out to need what this process does not have: release it, backed off, attempt not counted."""
+    from vv_agent.checkpoint.record import Release
+
+    engine = run.engine
+    try:
+        run.inbox.read.clear()
+        run.save(Release(due_in=10_000))
+    except ClaimLost:
+        return Advanced("lost", why=error.message)
+    finally:
+        engine.keeper.release(run.hold)
+    engine.store.defer(run.key, run.head.cycle, str(error), 10_000)
+    return Advanced("deferred", run.head, why=str(error))
+
+
+def _after(engine: Engine, run: Run) -> Advanced:
+    head = run.head
+    if head.state is State.CLAIMED:
+        run.recovered = False
+        return Advanced("committed", head, (CycleRecipe.of(head, engine.store.id),), kept=run)
+    engine.keeper.release(run.hold)
+    if head.state is State.ENDED:
+        return Advanced("ended", head)
+    run.remember()
+    if head.state is State.PARKED:
+        return Advanced("parked", head)
+    what: What = "committed" if head.cycle != run.cycle else "released"
+    return Advanced(what, head, (CycleRecipe.of(head, engine.store.id),))

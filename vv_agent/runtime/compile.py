@@ -1,0 +1,295 @@
+"""From an agent, an input and a config to a definition and its live program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vv_agent import references
+from vv_agent.agent import Agent, RunContext
+from vv_agent.checkpoint.config import CheckpointConfig
+from vv_agent.checkpoint.extensions import check_registered
+from vv_agent.config import RunConfig, effective_model
+from vv_agent.definition import CapabilityRef
+from vv_agent.definition_rules import normalised, stable_ref
+from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.llm.client import as_model
+from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
+from vv_agent.llm.settings import ModelSettings
+from vv_agent.runtime.program import BEFORE_SLOT, MODEL_SLOT, PROVIDER_SLOT, RECONCILE_SLOT, Program, tool_slot
+from vv_agent.tools.base import Tool
+from vv_agent.tools.builtin import build_default_registry
+from vv_agent.tools.policy import ApprovalMode, ToolPolicy, merge_policies
+from vv_agent.workspace import LocalWorkspaceBackend, WorkspaceBackend
+
+DEFAULT_WORKSPACE = "./workspace"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Where the parts of a run come from: the agent, the runner's default config, the run's own, and their merge."""
+
+    agent: Agent
+    default: RunConfig | None
+    run: RunConfig | None
+    config: RunConfig
+    """The effective one."""
+    provider: ModelProvider
+    checkpoint: CheckpointConfig | None
+    elsewhere: bool
+    """Workers in other processes must be able to carry the run out: everything needs a name."""
+
+
+def compile_run(layers: Layers, text: str, *, run_id: str, workspace: str | Path | None) -> Program:
+    """The program of a run; its definition is complete, normalised and redacted.
+
+    Raises `ConfigError` for a wrong agent or config, `CheckpointError` `checkpoint_definition_unstable` for code
+    without a name where one is needed; nothing external has happened then.
+    """
+    agent, config = layers.agent, layers.config
+    ref = _model_ref(layers)
+    resolved = layers.provider.resolve(ref)
+    settings = _settings(layers, resolved)
+    policy = merge_policies(agent.tool_policy, _policy(layers.default), _policy(layers.run))
+    if policy.approval is ApprovalMode.ALWAYS:
+        raise ConfigError("approval_unavailable", "ToolPolicy(approval='always') needs approvals, not available yet")
+    tools = [tool for tool in _tools(agent) if _enabled(tool, config.context)]
+    files = config.workspace_backend or LocalWorkspaceBackend(config.workspace or workspace or DEFAULT_WORKSPACE)
+    context = RunContext(
+        run_id=run_id, agent_name=agent.name, model=str(ref), workspace=str(config.workspace or workspace or ""),
+        metadata=config.metadata, context=config.context,
+    )  # fmt: skip
+    check_registered(config.checkpoint_extensions)
+    parts = _Parts(layers, text, ref, resolved, settings, policy, tools, files)
+    definition = normalised(parts.describe(agent.resolve_instructions(context)))
+    model = as_model(layers.provider.client(resolved))
+    return Program(
+        definition=definition, model=model, resolved=resolved, settings=settings,
+        tools={tool.name: tool for tool in tools}, policy=policy, workspace=files,
+        before_cycle_messages=config.before_cycle_messages, reconciliation_provider=config.reconciliation_provider,
+        extensions=config.checkpoint_extensions,
+        required_namespaces=layers.checkpoint.required_extension_namespaces if layers.checkpoint else (),
+        context=config.context,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the definition's sections are made from."""
+
+    layers: Layers
+    text: str
+    ref: ModelRef
+    resolved: ResolvedModelConfig
+    settings: ModelSettings
+    policy: ToolPolicy
+    tools: Sequence[Tool]
+    files: WorkspaceBackend
+
+    def describe(self, prompt: str) -> dict[str, Any]:
+        """The 20 fields, before normalisation."""
+        config, checkpoint = self.layers.config, self.layers.checkpoint
+        settings = self.settings.to_wire()
+        timeout = settings.pop("timeout_seconds", None)
+        return {
+            "schema_version": "vv-agent.run-definition.v1",
+            "agent": {"name": self.layers.agent.name, "type": None},
+            "root_input": self.text,
+            "compiled_prompt": prompt,
+            "initial_messages": [message.to_wire() for message in config.initial_messages or ()],
+            "initial_shared_state": dict(config.shared_state),
+            "run_metadata": dict(config.metadata),
+            "context_ref": self._wire(self._name("context", config.context)),
+            "model": {
+                "backend": self.resolved.backend,
+                "model_id": self.resolved.model_id,
+                "transport_timeout_seconds": timeout,
+                "settings": settings,
+            },
+            "credential_slots": list(checkpoint.credential_slots) if checkpoint else [],
+            "runtime_controls": self._controls(),
+            "tools": [_describe_tool(tool) for tool in self.tools],
+            "tool_policy": self._policy(),
+            "checkpoint_policy": _checkpoint_policy(checkpoint),
+            "budget_limits": None,
+            "output_schema": None,
+            "workspace_ref": self._workspace(),
+            "session_ref": None,
+            "extensions": [
+                {"namespace": extension.namespace, "version": extension.version, "required": extension.required}
+                for extension in config.checkpoint_extensions
+            ],
+            "capability_refs": {slot: self._wire(ref) for slot, ref in self._refs().items()},
+        }
+
+    def _controls(self) -> dict[str, Any]:
+        agent, config = self.layers.agent, self.layers.config
+        return {
+            "max_cycles": config.max_cycles,
+            "max_handoffs": 10,
+            "no_tool_policy": str(config.no_tool_policy),
+            "memory_compact_threshold": 250_000,
+            "memory_threshold_percentage": 90,
+            "allow_interruption": True,
+            "native_multimodal": self.resolved.native_multimodal,
+            "tool_use_behavior": agent.tool_use_behavior,
+            "stop_at_tool_names": list(agent.stop_at_tool_names),
+        }
+
+    def _policy(self) -> dict[str, Any]:
+        policy = self.policy
+        return {
+            "allowed_tools": None if policy.allowed_tools is None else list(policy.allowed_tools),
+            "disallowed_tools": list(policy.disallowed_tools),
+            "approval": str(policy.approval),
+            "predicate_ref": self._wire(self._name("tool_policy.predicate", policy.can_use_tool)),
+            "approval_timeout_seconds": None,
+            "denied_side_effects": [str(effect) for effect in policy.denied_side_effects],
+            "denied_capability_tags": list(policy.denied_capability_tags),
+            "deny_terminal_tools": policy.deny_terminal_tools,
+            "denied_cost_dimensions": list(policy.denied_cost_dimensions),
+        }
+
+    def _workspace(self) -> dict[str, str] | None:
+        given = self._given.get("workspace")
+        if given is not None:
+            return self._wire(given)
+        if not self.layers.checkpoint:
+            return None
+        return {"id": self.files.ref, "version": "1"}
+
+    def _refs(self) -> dict[str, CapabilityRef]:
+        """The names of the code a worker must find; in a run that stays here, of what has a name."""
+        config = self.layers.config
+        refs = {slot: ref for slot, ref in self._given.items() if slot not in _LIFTED}
+        refs |= self._provider_refs()
+        for number, tool in enumerate(self.tools):
+            if (ref := self._code(tool_slot(number), tool, f"tool {tool.name!r}")) is not None:
+                refs[tool_slot(number)] = ref
+        for slot, obj in (
+            (BEFORE_SLOT, config.before_cycle_messages),
+            (RECONCILE_SLOT, config.reconciliation_provider),
+        ):
+            if (named := self._name(slot, obj)) is not None:
+                refs[slot] = named
+        if config.metadata and self.layers.checkpoint and "behavior_affecting_run_metadata" not in refs:
+            raise CheckpointError(
+                "checkpoint_definition_unstable",
+                "run metadata may change what the run does, so a checkpointed run needs a name for it; give "
+                "CheckpointConfig(capability_refs={'behavior_affecting_run_metadata': CapabilityRef(...)})",
+            )
+        return refs
+
+    def _provider_refs(self) -> dict[str, CapabilityRef]:
+        provider = self.layers.provider
+        if hasattr(provider, "reference"):
+            return {PROVIDER_SLOT: CapabilityRef(id=provider.reference(self.ref), version="1")}
+        refs = {MODEL_SLOT: CapabilityRef(id=str(self.ref), version="1")}
+        if (ref := self._code(PROVIDER_SLOT, provider, "the model provider")) is not None:
+            refs[PROVIDER_SLOT] = ref
+        return refs
+
+    def _code(self, slot: str, obj: Any, what: str) -> CapabilityRef | None:
+        """The import path of code that the starter itself has anyway; needed only where others carry the run out."""
+        if slot in self._given:
+            return self._given[slot]
+        name = references.name_of(obj)
+        if name is not None:
+            return CapabilityRef(id=name, version=references.version_of(obj))
+        if self.layers.elsewhere:
+            raise ConfigError(
+                "reference_required", f"workers cannot load {what} of this run: {references.why_unnamed(obj)}"
+            )
+        return None
+
+    def _name(self, slot: str, obj: Any) -> CapabilityRef | None:
+        """The stable name of code that decides behaviour; a checkpoint needs it."""
+        if self.layers.checkpoint is None:
+            return None
+        return stable_ref(slot, obj, self._given)
+
+    @property
+    def _given(self) -> dict[str, CapabilityRef]:
+        return dict(self.layers.checkpoint.capability_refs) if self.layers.checkpoint else {}
+
+    @staticmethod
+    def _wire(ref: CapabilityRef | None) -> dict[str, str] | None:
+        return None if ref is None else ref.model_dump()
+
+
+_LIFTED = frozenset({"context", "workspace", "session", "tool_policy.predicate"})
+"""Slots that have fields of their own."""
+
+
+def _checkpoint_policy(checkpoint: CheckpointConfig | None) -> dict[str, Any]:
+    values = checkpoint or CheckpointConfig(store=object())
+    return {
+        "ambiguous_model_policy": str(values.ambiguous_model_policy),
+        "ambiguous_tool_policy": str(values.ambiguous_tool_policy),
+        "max_extension_state_bytes": values.max_extension_state_bytes,
+    }
+
+
+def _describe_tool(tool: Tool) -> dict[str, Any]:
+    schema = tool.to_openai_schema()
+    function = schema["function"]
+    return {
+        "schema": {
+            "type": "function",
+            "function": {name: function[name] for name in ("name", "description", "parameters")},
+        },
+        "tool_metadata": None if tool.tool_metadata is None else tool.tool_metadata.to_wire(),
+        "timeout_seconds": tool.timeout_seconds,
+        "approval": {"mode": "static", "required": False},
+    }
+
+
+def _model_ref(layers: Layers) -> ModelRef:
+    model = effective_model(layers.agent, layers.default, layers.run)
+    if model is None:
+        ref = layers.provider.default_model_ref()
+        if ref is None:
+            raise ConfigError(
+                "model_not_configured",
+                f"agent model is not configured: give {layers.agent.name!r} a model, or RunConfig(model=...)",
+            )
+        return ref
+    return ModelRef.named(model) if isinstance(model, str) else model
+
+
+def _settings(layers: Layers, resolved: ResolvedModelConfig) -> ModelSettings:
+    merged = layers.provider.default_settings(resolved)
+    default = layers.default.model_settings if layers.default else None
+    run = layers.run.model_settings if layers.run else None
+    for layer in (default, layers.agent.model_settings, run):
+        merged = merged.merged(layer)
+    return merged
+
+
+def _policy(config: RunConfig | None) -> ToolPolicy | None:
+    return config.tool_policy if config else None
+
+
+def _tools(agent: Agent) -> list[Tool]:
+    """The built-in tools, then the agent's; a name is taken once."""
+    registry = build_default_registry()
+    tools: dict[str, Tool] = {name: registry.get(name) for name in registry.list_tool_names()}
+    for tool in agent.tools:
+        if not isinstance(tool, Tool):
+            raise ConfigError(
+                "tool_invalid", f"{tool!r} is no tool; decorate the function with @function_tool, or use FunctionTool"
+            )
+        if tools.setdefault(tool.name, tool) is not tool:
+            raise ConfigError(
+                "tool_already_registered",
+                f"tool already registered: {tool.name}; two tools of agent {agent.name!r} have that name, rename one",
+            )
+        if tool.needs_approval is not False:
+            raise ConfigError("approval_unavailable", f"tool {tool.name!r} needs approval, which is not available yet")
+    return list(tools.values())
+
+
+def _enabled(tool: Tool, context: Any) -> bool:
+    return tool.is_enabled if isinstance(tool.is_enabled, bool) else bool(tool.is_enabled(context))

@@ -1,0 +1,321 @@
+"""The program of a run: what its definition describes, as objects that can be called.
+
+A starter compiles a program from live objects (`compile_run`); a worker builds the same one from the stored
+definition, by import path and settings (`Programs.get`). Both compare equal by the definition's digest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from vv_agent import references
+from vv_agent.agent import NoToolPolicy
+from vv_agent.definition import REDACTED, DefinedTool, RunDefinition, RuntimeControls
+from vv_agent.errors import CannotServe, ConfigError, ReferenceInvalid, StoreError
+from vv_agent.messages import ToolCall
+from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
+from vv_agent.tool_metadata import ToolMetadata
+from vv_agent.tools.base import Tool
+from vv_agent.tools.policy import PlannedCall, ToolPolicy, refusal
+
+if TYPE_CHECKING:
+    from vv_agent.checkpoint.extensions import CheckpointExtension
+    from vv_agent.checkpoint.reconciliation import ReconciliationProvider
+    from vv_agent.checkpoint.store import CheckpointStore
+    from vv_agent.config import BeforeCycleMessages
+    from vv_agent.llm.base import Model
+    from vv_agent.llm.reference import ModelProvider, ResolvedModelConfig
+    from vv_agent.llm.settings import ModelSettings
+    from vv_agent.runtime.recipe import CycleRecipe
+    from vv_agent.workspace import WorkspaceBackend
+
+MODEL_SLOT, PROVIDER_SLOT, BEFORE_SLOT, RECONCILE_SLOT = (
+    "model", "model_provider", "before_cycle_messages", "reconciliation_provider",
+)  # fmt: skip
+SETTINGS_PREFIX = "settings:"
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Limits and switches of the loop, typed."""
+
+    max_cycles: int
+    no_tool_policy: NoToolPolicy
+    tool_use_behavior: str
+    stop_at_tool_names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, defined: RuntimeControls) -> Controls:
+        return cls(
+            defined.max_cycles,
+            NoToolPolicy(defined.no_tool_policy),
+            defined.tool_use_behavior,
+            tuple(defined.stop_at_tool_names),
+        )
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything a cycle calls. `tools` are the handlers by name; what the model sees is the definition's."""
+
+    definition: RunDefinition
+    model: Model
+    resolved: ResolvedModelConfig
+    settings: ModelSettings
+    tools: Mapping[str, Tool]
+    policy: ToolPolicy
+    workspace: WorkspaceBackend | None = None
+    before_cycle_messages: BeforeCycleMessages | None = None
+    reconciliation_provider: ReconciliationProvider | None = None
+    extensions: Sequence[CheckpointExtension] = ()
+    required_namespaces: Sequence[str] = ()
+    context: Any = None
+
+    @cached_property
+    def controls(self) -> Controls:
+        return Controls.of(self.definition.runtime_controls)
+
+    @cached_property
+    def advertised(self) -> tuple[Mapping[str, Any], ...]:
+        """The tool schemas the model is shown: the stored ones, less what the policy denies whatever the arguments
+        are."""
+        shown = {name for name, tool in self.tools.items() if self.policy.advertises(tool)}
+        schemas = (tool.tool_schema for tool in self.definition.tools)
+        return tuple(schema.model_dump(mode="json") for schema in schemas if schema.function.name in shown)
+
+    @property
+    def reconciles_models(self) -> bool:
+        """A model call is recorded before it is made and never made again without a decision."""
+        return self.definition.checkpoint_policy.ambiguous_model_policy == "require_reconciliation"
+
+    @property
+    def max_extension_bytes(self) -> int:
+        return self.definition.checkpoint_policy.max_extension_state_bytes
+
+    @cached_property
+    def _defined(self) -> dict[str, DefinedTool]:
+        return {tool.tool_schema.function.name: tool for tool in self.definition.tools}
+
+    @cached_property
+    def _shown_names(self) -> frozenset[str]:
+        return frozenset(schema["function"]["name"] for schema in self.advertised)
+
+    def idempotency(self, name: str) -> str:
+        """What a tool declared when the run began."""
+        defined = self._defined.get(name)
+        return defined.tool_metadata.idempotency if defined and defined.tool_metadata else "unknown"
+
+    def declared(self, name: str) -> ToolMetadata | None:
+        """A tool's declaration, for events."""
+        tool = self.tools.get(name)
+        return tool.tool_metadata if tool is not None else None
+
+    def refuse(self, call: ToolCall, arguments: dict[str, Any]) -> ToolExecutionResult | None:
+        """Why a call may not run, in the wire's order of checks; None if it may."""
+        defined = self._defined.get(call.name)
+        planned = PlannedCall(
+            tool_call_id=call.id, name=call.name, arguments=arguments, policy=self.policy,
+            advertised=self._shown_names, tool=self.tools.get(call.name),
+            parameters=defined.tool_schema.function.parameters if defined else None,
+        )  # fmt: skip
+        return refusal(planned)
+
+    def finishing(self, name: str, result: ToolExecutionResult) -> str | None:
+        """The completion reason if the agent's `tool_use_behavior` makes this result finish the run (spec/20)."""
+        if result.status_code is not ToolStatus.SUCCESS or result.directive is not ToolDirective.CONTINUE:
+            return None
+        if self.controls.tool_use_behavior == "stop_on_first_tool":
+            return "stop_on_first_tool"
+        if self.controls.tool_use_behavior == "stop_at_tool_names" and name in self.controls.stop_at_tool_names:
+            return "stop_at_tool_name"
+        return None
+
+
+@dataclass
+class Programs:
+    """Programs of this process: the live ones of its starters, and those it builds from stored definitions.
+
+    `imports` are the modules code may be loaded from. `settings_provider` gives the provider of the settings file
+    when a definition names a model of it; it is called at first use. `builtins` are the handlers of the built-in
+    tools by name.
+    """
+
+    store: CheckpointStore
+    imports: tuple[str, ...] = ()
+    settings_provider: Callable[[], ModelProvider] | None = None
+    size: int = 128
+    _live: dict[str, Program] = field(default_factory=dict)
+    _built: OrderedDict[str, Program] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def bind(self, key: str, program: Program) -> None:
+        """Use a starter's live objects for a run of its own."""
+        self._live[key] = program
+
+    def unbind(self, key: str) -> None:
+        self._live.pop(key, None)
+
+    def get(self, recipe: CycleRecipe) -> Program:
+        """The program of a run; `CannotServe` when this process has not what it takes."""
+        live = self._live.get(recipe.key)
+        if live is not None and live.definition.digest == recipe.definition:
+            return live
+        with self._lock:
+            built = self._built.get(recipe.definition)
+            if built is not None:
+                self._built.move_to_end(recipe.definition)
+                return built
+        built = self._build(recipe.definition)
+        with self._lock:
+            self._built[recipe.definition] = built
+            while len(self._built) > self.size:
+                self._built.popitem(last=False)
+        return built
+
+    def _build(self, digest: str) -> Program:
+        definition = RunDefinition.decode(self.store.definition(digest))
+        if definition.digest != digest:
+            raise StoreError("store_corrupt", f"the stored definition {digest} has digest {definition.digest}")
+        try:
+            return self._load(definition)
+        except (ReferenceInvalid, ConfigError) as error:
+            raise CannotServe("run_incompatible", f"this process cannot run it: {error}") from error
+
+    def _load(self, definition: RunDefinition) -> Program:
+        from vv_agent.llm.base import Model
+        from vv_agent.llm.reference import ModelRef
+        from vv_agent.llm.settings import ModelSettings
+        from vv_agent.workspace import open_workspace
+
+        refs = {slot: ref.id for slot, ref in definition.capability_refs.items()}
+        provider, ref = self._provider(refs)
+        resolved = provider.resolve(ModelRef.parse(ref))
+        if resolved.model_id != definition.model.model_id:
+            raise ConfigError(
+                "model_mismatch",
+                f"the run was started with model id {definition.model.model_id!r}, here {ref!r} is "
+                f"{resolved.model_id!r}; make the settings of workers and clients agree",
+            )
+        stored = definition.model.settings.model_dump(mode="json", exclude_unset=True)
+        stored["timeout_seconds"] = definition.model.transport_timeout_seconds
+        _no_redacted(stored)
+        model = provider.client(resolved)
+        assert isinstance(model, Model)
+        predicate = definition.tool_policy.predicate_ref
+        return Program(
+            definition=definition,
+            model=model,
+            resolved=resolved,
+            settings=provider.default_settings(resolved).merged(ModelSettings.from_wire(stored)),
+            tools={
+                tool.tool_schema.function.name: self._tool(n, tool, refs) for n, tool in enumerate(definition.tools)
+            },
+            policy=policy_of(definition, self._object(predicate.id) if predicate else None),
+            workspace=open_workspace(definition.workspace_ref.id) if definition.workspace_ref else None,
+            before_cycle_messages=self._optional(refs, BEFORE_SLOT),
+            reconciliation_provider=self._optional(refs, RECONCILE_SLOT),
+            context=self._object(definition.context_ref.id) if definition.context_ref else None,
+        )
+
+    def _provider(self, refs: Mapping[str, str]) -> tuple[ModelProvider, str]:
+        name = refs.get(PROVIDER_SLOT)
+        if name is None:
+            raise ConfigError(
+                "reference_required",
+                "the model provider of this run lives in the process that started it; run it again there with the same "
+                "agent and key",
+            )
+        if name.startswith(SETTINGS_PREFIX):
+            if self.settings_provider is None:
+                raise ConfigError("settings_not_found", "the run names a model of the settings file, here is none")
+            return self.settings_provider(), name.removeprefix(SETTINGS_PREFIX)
+        return self._object(name), refs[MODEL_SLOT]
+
+    def _tool(self, number: int, defined: DefinedTool, refs: Mapping[str, str]) -> Tool:
+        name = defined.tool_schema.function.name
+        slot = tool_slot(number)
+        if slot not in refs:
+            raise ConfigError(
+                "reference_required",
+                f"tool {name!r} of this run is local to the process that started it; run it again there with the same "
+                "agent and key, or move the tool to the top level of a module",
+            )
+        tool: Tool = self._object(refs[slot])
+        check_compatible(tool, defined)
+        return tool
+
+    def _optional(self, refs: Mapping[str, str], slot: str) -> Any:
+        return self._object(refs[slot]) if slot in refs else None
+
+    def _object(self, ref: str) -> Any:
+        return references.load(ref, self.imports)
+
+
+def tool_slot(number: int) -> str:
+    """The slot that names the code of the tool at this place of the definition."""
+    return f"tool:{number}"
+
+
+def policy_of(definition: RunDefinition, predicate: Any) -> ToolPolicy:
+    """The stored policy as an object."""
+    stored = definition.tool_policy
+    return ToolPolicy(
+        allowed_tools=stored.allowed_tools,
+        disallowed_tools=stored.disallowed_tools,
+        approval=stored.approval,  # type: ignore[arg-type]  # read by its constructor
+        can_use_tool=predicate,
+        denied_side_effects=stored.denied_side_effects,
+        denied_capability_tags=stored.denied_capability_tags,
+        deny_terminal_tools=stored.deny_terminal_tools,
+        denied_cost_dimensions=stored.denied_cost_dimensions,
+    )
+
+
+def check_compatible(tool: Tool, defined: DefinedTool) -> None:
+    """Refuse a handler that does not fit the stored schema: incompatible parameters, or weaker idempotency (DESIGN
+    5.5).
+
+    An edited description is no mismatch: the model sees the stored one.
+    """
+    name = defined.tool_schema.function.name
+    stored, current = defined.tool_schema.function.parameters, tool.params_json_schema
+    known = current.get("properties", {})
+    lost = sorted(set(stored.get("properties", {})) - set(known))
+    added = sorted(set(current.get("required", [])) - set(stored.get("required", [])))
+    changed = sorted(
+        field
+        for field, schema in stored.get("properties", {}).items()
+        if field in known and schema.get("type") != known[field].get("type")
+    )
+    before = defined.tool_metadata.idempotency if defined.tool_metadata else "unknown"
+    now = tool.tool_metadata.idempotency.value if tool.tool_metadata else "unknown"
+    problems = [
+        *(f"it lost {field!r}" for field in lost),
+        *(f"it now requires {field!r}" for field in added),
+        *(f"{field!r} has another type" for field in changed),
+        *(["it no longer declares idempotency 'supported'"] if before == "supported" != now else []),
+    ]
+    if problems:
+        raise ConfigError(
+            "tool_incompatible",
+            f"tool {name!r} is not the one the run was started with: {'; '.join(problems)}; deploy the same version, "
+            "or start a new run",
+        )
+
+
+def _no_redacted(settings: Mapping[str, Any]) -> None:
+    """Credentials never lie in a definition: a run that needs one from its settings can only run where it was
+    started."""
+    for name in ("extra_headers", "extra_body", "extra_args"):
+        for field_name, value in (settings.get(name) or {}).items():
+            if value == REDACTED:
+                raise ConfigError(
+                    "credential_missing",
+                    f"{name}[{field_name!r}] is a credential that is not stored with the run; put it into the settings "
+                    "file of the workers",
+                )

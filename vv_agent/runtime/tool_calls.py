@@ -1,0 +1,320 @@
+"""The tool calls of a cycle: planned, validated, allowed, started, run, completed; results in call order.
+
+Calls run in stages. A stage is either one call that may not be repeated blindly (unsafe or decidable), whose
+`started` is saved first together with the receipts before it, or a row of repeatable calls, which run side by side
+and need no durable `started`. A call that finishes or pauses the run ends its stage: what the model asked for after
+it is skipped.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vv_agent.cancellation import CancellationToken
+from vv_agent.checkpoint.record import Progress
+from vv_agent.errors import ClaimLost, SignalsWaiting, ToolError
+from vv_agent.messages import ToolCall
+from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
+from vv_agent.runtime import journal
+from vv_agent.runtime.helpers import Call
+from vv_agent.runtime.lease import steady_clock
+from vv_agent.runtime.run import Run
+from vv_agent.runtime.tool_context import tool_context
+from vv_agent.runtime.transcript import storable
+from vv_agent.runtime.waiting import RunCancelled, submit, wait_for
+from vv_agent.tools.arguments import parse_arguments
+from vv_agent.tools.base import CallSafety, Decidable, Intent, Tool, safety_of
+from vv_agent.tools.output import error_result
+
+MAX_RESULT_CHARS = 8_000_000
+"""A longer result is refused: it would be sent to the model in every later request."""
+MAX_SIDE_BY_SIDE = 16
+"""Repeatable calls of one batch that run at the same time."""
+_TERMINAL = (ToolDirective.FINISH, ToolDirective.WAIT_USER)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call that may start."""
+
+    position: int
+    call: ToolCall
+    tool: Tool
+    arguments: dict[str, Any]
+
+    @property
+    def safety(self) -> CallSafety:
+        return safety_of(self.tool)
+
+    @property
+    def ends_stage(self) -> bool:
+        """Declared to finish or pause the run, so nothing runs beside what follows it."""
+        return self.tool.tool_metadata is not None and self.tool.tool_metadata.terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call gave, and how long it took in ms (None: it never started)."""
+
+    result: ToolExecutionResult
+    duration_ms: int | None
+
+
+def run_tools(run: Run) -> None:
+    """Carry out the calls of the open turn that have no receipt yet."""
+    turn = run.turn
+    assert turn is not None
+    pending = [position for position in range(len(turn.calls)) if position not in turn.results]
+    while pending:
+        if (ended_by := _ended_by(run)) is not None:
+            for position in pending:
+                _skip(run, position, ended_by)
+            return
+        pending = pending[_next_stage(run, pending) :]
+
+
+def close_open_calls(run: Run) -> None:
+    """Give every call without a receipt the result of a cancelled one, so that the transcript stays valid."""
+    turn = run.turn
+    for position in range(len(turn.calls)) if turn is not None else ():
+        assert turn is not None
+        if position in turn.results:
+            continue
+        call_id = turn.call(position).id
+        started = run.journal.get(journal.operation_id(run, position), {}).get("state") in ("started", "ambiguous")
+        if started:
+            text = "The call was cancelled while it ran; whether it had an effect is not known."
+            result = error_result(call_id, text, "tool_cancelled")
+        else:
+            result = error_result(call_id, "The run was cancelled before this call.", "tool_execution_cancelled")
+        run.log(["t", run.cycle, position, result.to_wire()])
+
+
+def _ended_by(run: Run) -> str | None:
+    """The directive of a result that ends the batch."""
+    turn = run.turn
+    assert turn is not None
+    directives = [result["directive"] for result in turn.results.values()]
+    return next((directive for directive in directives if directive != "continue"), None)
+
+
+def _skip(run: Run, position: int, directive: str) -> None:
+    assert run.turn is not None
+    code = "skipped_due_to_finish" if directive == "finish" else "skipped_due_to_wait_user"
+    text = f"Tool skipped: an earlier call of the batch ended it ({directive})."
+    run.log(["t", run.cycle, position, error_result(run.turn.call(position).id, text, code).to_wire()])
+
+
+def _next_stage(run: Run, pending: list[int]) -> int:
+    """Run the next stage; returns how many calls it settled."""
+    stage: list[Prepared] = []
+    for position in pending[:MAX_SIDE_BY_SIDE]:
+        prepared = _prepare(run, position, stage)
+        if prepared is None:  # refused: it has its result
+            if stage:
+                break
+            return 1
+        if prepared.safety is not CallSafety.REPEATABLE and stage:
+            break
+        stage.append(prepared)
+        if prepared.ends_stage or prepared.safety is not CallSafety.REPEATABLE:
+            break
+    if stage[0].safety is CallSafety.REPEATABLE:
+        if run.unsaved:  # the model's receipt is saved before any tool starts
+            run.save(Progress())
+        _run_stage(run, stage)
+    else:
+        _run_alone(run, stage[0])
+    return len(stage)
+
+
+def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
+    """Check a call in the order of spec/24; None when it was refused and has its result.
+
+    A refusal within a stage waits until the stage is run: results stand in call order.
+    """
+    assert run.turn is not None
+    call = run.turn.call(position)
+    checked = _check(run, call)
+    if isinstance(checked, Prepared):
+        return replace(checked, position=position)
+    if stage:
+        return None
+    if checked.planned:
+        _planned(run, position)
+        _complete(run, position, Outcome(checked.result, None))
+    else:
+        run.log(["t", run.cycle, position, checked.result.to_wire()])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    result: ToolExecutionResult
+    planned: bool
+    """Arguments that are no object never reach planning and have no events."""
+
+
+def _check(run: Run, call: ToolCall) -> Prepared | _Refusal:
+    try:
+        arguments = parse_arguments(call.arguments)
+    except ToolError as error:
+        return _Refusal(error_result(call.id, error.message, error.code), planned=False)
+    refused = run.program.refuse(call, arguments)
+    if refused is not None:
+        return _Refusal(refused, planned=True)
+    return Prepared(0, call, run.program.tools[call.name], arguments)
+
+
+def _planned(run: Run, position: int) -> None:
+    assert run.turn is not None
+    call = run.turn.call(position)
+    run.emit(
+        "tool_call_planned", refs={"arguments": ("args", position)}, tool_call_id=call.id, tool_name=call.name,
+        arguments=parse_arguments(call.arguments), tool_metadata=run.program.declared(call.name),
+    )  # fmt: skip
+
+
+def _started_fields(run: Run, prepared: Prepared) -> dict[str, Any]:
+    return {
+        "refs": {"arguments": ("args", prepared.position)}, "tool_call_id": prepared.call.id,
+        "tool_name": prepared.call.name, "arguments": prepared.arguments,
+        "tool_metadata": run.program.declared(prepared.call.name),
+    }  # fmt: skip
+
+
+def _run_alone(run: Run, prepared: Prepared) -> None:
+    """A call that must be recorded before it starts."""
+    _planned(run, prepared.position)
+    context = tool_context(
+        run,
+        prepared.call,
+        attempt=journal.attempt_of(run, prepared.position),
+        key=journal.key_of(run, prepared.position),
+    )
+    intent: Intent | None = None
+    if isinstance(prepared.tool, Decidable):
+        intent = prepared.tool.intend(context, prepared.arguments)
+    journal.start_tool(run, prepared.position, intent)
+    started = run.number("tool_call_started", **_started_fields(run, prepared))
+    try:
+        run.save(Progress(), starts=True, durable=prepared.safety is CallSafety.UNSAFE, last_events=[started])
+    except SignalsWaiting:
+        run.note(journal.operation_id(run, prepared.position), None)
+        raise RunCancelled(run.inbox.cancel or "Run was cancelled.") from None
+    _run_stage(run, [prepared], shown=True)
+
+
+def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
+    """Run calls side by side and log their results in call order."""
+    batch = CancellationToken()
+    running: list[_Running] = []
+    for prepared in stage:
+        if not shown:
+            _planned(run, prepared.position)
+            run.emit("tool_call_started", **_started_fields(run, prepared))
+        running.append(_start(run, prepared, batch))
+    _wait(run, running, batch)
+    for one in running:
+        _complete(run, one.prepared.position, one.outcome())
+
+
+@dataclass(slots=True)
+class _Running:
+    """A call on its way."""
+
+    prepared: Prepared
+    token: CancellationToken
+    call: Call[ToolExecutionResult]
+    began: int
+    until: float | None
+    timed_out: bool = False
+
+    def outcome(self) -> Outcome:
+        duration = (time.monotonic_ns() - self.began) // 1_000_000
+        prepared = self.prepared
+        if self.timed_out:
+            seconds = prepared.tool.timeout_seconds
+            text = f"Tool {prepared.call.name} timed out after {seconds:g} seconds."
+            return Outcome(error_result(prepared.call.id, text, "tool_timeout", retryable=True), duration)
+        try:
+            result = self.call.result()
+        except ClaimLost:
+            raise
+        except Exception as error:
+            text = f"Tool execution failed ({prepared.call.name}): {error}"
+            result = error_result(prepared.call.id, text, "tool_execution_failed")
+        return Outcome(result, duration)
+
+
+def _start(run: Run, prepared: Prepared, batch: CancellationToken) -> _Running:
+    token = batch.child()
+    position = prepared.position
+    context = tool_context(
+        run, prepared.call, attempt=journal.attempt_of(run, position), key=journal.key_of(run, position), token=token
+    )
+
+    def work() -> ToolExecutionResult:
+        run.hold.check()
+        run.engine.probe("tool", "before")
+        result = prepared.tool.invoke(context, prepared.arguments)
+        run.engine.probe("tool", "after")
+        return result
+
+    timeout = prepared.tool.timeout_seconds
+    until = None if timeout is None else steady_clock() + timeout
+    return _Running(prepared, token, submit(run, work), time.monotonic_ns(), until)
+
+
+def _wait(run: Run, running: list[_Running], batch: CancellationToken) -> None:
+    """Until every call has an outcome or ran out of time."""
+    while waiting := [one for one in running if not one.call.finished.is_set() and not one.timed_out]:
+        limits = [one.until for one in waiting if one.until is not None]
+        grace = run.engine.grace
+        if wait_for(run, [one.call for one in waiting], batch, grace=grace, until=min(limits, default=None)):
+            break
+        now = steady_clock()
+        for one in waiting:
+            if one.until is not None and one.until <= now and not one.call.finished.is_set():
+                one.timed_out = True
+                one.token.cancel("timed out")
+                run.engine.helpers.abandon(one.call)
+    for one in running:
+        one.token.close()
+
+
+def _complete(run: Run, position: int, outcome: Outcome) -> None:
+    """Log a result with its `completed` event; the agent's `tool_use_behavior` may make it finish the run."""
+    assert run.turn is not None
+    call = run.turn.call(position)
+    result = _bounded(_directed(outcome.result), call)
+    reason = run.program.finishing(call.name, result)
+    if reason is not None:
+        result = result.model_copy(update={"directive": ToolDirective.FINISH})
+    wire = storable(result.to_wire())
+    run.log(["t", run.cycle, position, wire, *([reason] if reason else [])])
+    run.emit(
+        "tool_call_completed", tool_call_id=call.id, tool_name=call.name, status=wire["status_code"].lower(),
+        directive=wire["directive"], error_code=wire.get("error_code"),
+        execution_started=outcome.duration_ms is not None, duration_ms=outcome.duration_ms,
+        tool_metadata=run.program.declared(call.name),
+    )  # fmt: skip
+
+
+def _directed(result: ToolExecutionResult) -> ToolExecutionResult:
+    """A successful result that waits for the user is reported as WAIT_RESPONSE."""
+    if result.directive is ToolDirective.WAIT_USER and result.status_code is ToolStatus.SUCCESS:
+        return result.model_copy(update={"status_code": ToolStatus.WAIT_RESPONSE})
+    return result
+
+
+def _bounded(result: ToolExecutionResult, call: ToolCall) -> ToolExecutionResult:
+    if len(result.content) <= MAX_RESULT_CHARS:
+        return result
+    text = (
+        f"Tool {call.name} returned {len(result.content)} characters, at most {MAX_RESULT_CHARS} fit; "
+        "narrow the request or write the result to a file"
+    )
+    return error_result(call.id, text, "tool_result_too_large")
