@@ -21,6 +21,7 @@ def _home(module: str, names: str) -> None:
 _home("vv_agent.errors", "VVAgentError ConfigError SettingsError CheckpointError LlmError ToolError StoreError")
 _home("vv_agent.cancellation", "CancellationToken")
 _home("vv_agent.messages", "Message ToolCall")
+_home("vv_agent.definition", "RunDefinition CapabilityRef")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 

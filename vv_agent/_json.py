@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vv_agent.errors import CheckpointError
@@ -33,6 +33,45 @@ def canonical(value: Any, *, code: str = "checkpoint_definition_not_i_json") -> 
 def digest(value: Any, *, code: str = "checkpoint_definition_not_i_json") -> str:
     """Lowercase hex SHA-256 of `canonical(value)`."""
     return hashlib.sha256(canonical(value, code=code)).hexdigest()
+
+
+def plain(value: Any, *, code: str, wide_as_float: bool = False, at: str = "") -> Any:
+    """A deep copy of a JSON value with plain lists and dicts; `CheckpointError(code)` names the place of a fault.
+
+    Refused: other types, keys that are not strings, lone surrogates, non-finite numbers, integers beyond
+    `MAX_WIRE`. Integers outside 64 bits are refused too, unless `wide_as_float` reads them as JSON text means them.
+    """
+    if isinstance(value, Mapping):
+        result = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise _no_json(code, at, f"the key {key!r} is not a string")
+            place = f"{at}/{plain(key, code=code, at=at)}"
+            result[str(key)] = plain(item, code=code, wide_as_float=wide_as_float, at=place)
+        return result
+    if isinstance(value, list | tuple):
+        return [plain(item, code=code, wide_as_float=wide_as_float, at=f"{at}/{n}") for n, item in enumerate(value)]
+    if value is None or isinstance(value, bool):
+        return value
+    try:
+        if isinstance(value, str):
+            value.encode()
+            return str(value)
+        if isinstance(value, int):
+            if abs(value) <= MAX_WIRE:
+                return int(value)
+            if not wide_as_float or _INT64_LOW <= value <= _INT64_HIGH:
+                raise _no_json(code, at, "the integer is beyond 2^53-1; send it as a string")
+            value = float(value)
+        if isinstance(value, float) and math.isfinite(value):
+            return float(value)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise _no_json(code, at, str(error)) from error
+    raise _no_json(code, at, f"{value if isinstance(value, float) else type(value).__name__} is not a JSON value")
+
+
+def _no_json(code: str, at: str, problem: str) -> CheckpointError:
+    return CheckpointError(code, f"{at or 'the value'}: {problem}")
 
 
 def utf16_order(text: str) -> bytes:
