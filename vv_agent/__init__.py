@@ -22,6 +22,21 @@ _home("vv_agent.errors", "VVAgentError ConfigError SettingsError CheckpointError
 _home("vv_agent.cancellation", "CancellationToken")
 _home("vv_agent.messages", "Message ToolCall")
 _home("vv_agent.definition", "RunDefinition CapabilityRef")
+_home("vv_agent.usage", "TokenUsage CacheUsage CacheUsageStatus UsageSource CycleTokenUsage TaskTokenUsage")
+_home(
+    "vv_agent.budget",
+    "RunBudgetLimits HostCost HostCostMeter UnavailableMetricPolicy BudgetUsageSnapshot BudgetUnavailableDimension "
+    "BudgetExhaustion BudgetDimension BudgetEnforcementBoundary BudgetExhaustionReason BudgetUnavailableReason",
+)
+_home("vv_agent.tool_metadata", "ToolMetadata ToolSideEffect ToolIdempotency")
+_home(
+    "vv_agent.results",
+    "AgentResult AgentStatus CompletionReason ApprovalSnapshot ResumeObservation CycleRecord "
+    "ToolExecutionResult ToolStatus ToolDirective",
+)
+_home("vv_agent.events", "RunEvent ToolCallPlannedEvent DiagnosticEvent parse_event")
+_home("vv_agent.event_store", "RunEventStore IdempotentRunEventStore JsonlRunEventStore MemoryRunEventStore")
+_home("vv_agent.result", "RunResult RunState ResolvedModel")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 

@@ -142,4 +142,10 @@ class ToolError(VVAgentError):
 
 
 class EventStoreError(VVAgentError):
-    """Codes event_store_io_error, event_store_serialization_error, event_store_corrupt_line."""
+    """An event store refused an event or cannot be read.
+
+    Codes: event_store_io_error, event_store_serialization_error, event_store_corrupt_line (with `line_number`, counted
+    from 1), event_identity_conflict, event_payload_digest_mismatch.
+    """
+
+    line_number: int | None = None
