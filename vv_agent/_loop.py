@@ -48,6 +48,7 @@ class _LoopThread:
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._inherited: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._watches_forks = False
 
