@@ -37,6 +37,12 @@ _home(
 _home("vv_agent.events", "RunEvent ToolCallPlannedEvent DiagnosticEvent parse_event")
 _home("vv_agent.event_store", "RunEventStore IdempotentRunEventStore JsonlRunEventStore MemoryRunEventStore")
 _home("vv_agent.result", "RunResult RunState ResolvedModel")
+_home("vv_agent.tools.base", "Tool ToolContext ToolExposure")
+_home("vv_agent.tools.output", "ToolOutput")
+_home("vv_agent.tools.function", "FunctionTool function_tool")
+_home("vv_agent.tools.policy", "ToolPolicy")
+_home("vv_agent.tools.registry", "ToolRegistry")
+_home("vv_agent.tools.builtin", "build_default_registry")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 

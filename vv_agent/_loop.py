@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import threading
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from vv_agent.cancellation import CancellationToken
 from vv_agent.errors import ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -26,6 +28,8 @@ def run_async(awaitable: Awaitable[T], *, cancellation: CancellationToken | None
         if inspect.iscoroutine(awaitable):
             awaitable.close()
         raise ConfigError("async_deadlock", "asynchronous code cannot wait for other asynchronous code; await it")
+    import asyncio
+
     future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), loop)
     detach = cancellation.on_cancel(future.cancel) if cancellation is not None else None
     try:
@@ -58,6 +62,8 @@ class _LoopThread:
                 if not self._watches_forks:
                     os.register_at_fork(after_in_child=self._forget)
                     self._watches_forks = True
+                import asyncio
+
                 self._loop = asyncio.new_event_loop()
                 self.thread = threading.Thread(target=self._loop.run_forever, name="vv-agent-async", daemon=True)
                 self.thread.start()
