@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -18,15 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 from vv_agent.errors import CannotServe, ConfigError, ToolError
+from vv_agent.workspace import descriptors
 from vv_agent.workspace.base import FileInfo, WorkspaceBackend
 from vv_agent.workspace.glob import matcher
-
-ID_FILE = ".vv-agent-workspace"
-"""Holds the random id of a workspace, 32 hex digits. Listings leave it out and tools may not write it."""
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block the worker
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+from vv_agent.workspace.identity import ID_FILE, create_id, is_ours, read_id
 
 
 class LocalWorkspaceBackend(WorkspaceBackend):
@@ -42,7 +36,7 @@ class LocalWorkspaceBackend(WorkspaceBackend):
     def id(self) -> str | None:
         """The id in the root's `.vv-agent-workspace`, made when first asked for; None in a root that is read-only."""
         with self._mapped("."), self._folder((), create=True) as root:
-            return _read_id(root, self.root) or _create_id(root, self.root)
+            return read_id(root, self.root) or create_id(root, self.root)
 
     @property
     def ref(self) -> str:
@@ -61,7 +55,7 @@ class LocalWorkspaceBackend(WorkspaceBackend):
 
     def read_bytes(self, path: str) -> bytes:
         with self._mapped(path), self._parent(path) as (folder, name):
-            return _read(folder, name)
+            return descriptors.read(folder, name)
 
     def write_text(self, path: str, content: str, *, append: bool = False) -> int:
         try:
@@ -76,14 +70,14 @@ class LocalWorkspaceBackend(WorkspaceBackend):
         """Replace the file as a whole, keeping the mode it had. Not flushed to disk: after a power loss the file may
         be the old or the new one."""
         with self._mapped(path), self._parent(path, create=True) as (folder, name):
-            if _is_ours(name):
+            if is_ours(name):
                 raise ToolError(
                     f"{name} belongs to the workspace itself; write another file", "workspace_backend_error"
                 )
-            mode = _writable_mode(folder, name)
+            mode = descriptors.writable_mode(folder, name)
             temporary = f"{ID_FILE}.{secrets.token_hex(8)}.tmp"
             try:
-                with open(os.open(temporary, _NEW, 0o666, dir_fd=folder), "wb") as file:
+                with open(os.open(temporary, descriptors.NEW, 0o666, dir_fd=folder), "wb") as file:
                     file.write(data)
                     if mode is not None:
                         os.fchmod(file.fileno(), mode)
@@ -160,7 +154,7 @@ class LocalWorkspaceBackend(WorkspaceBackend):
         folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in parts:
-                below = _step(folder, part, create)
+                below = descriptors.step(folder, part, create)
                 os.close(folder)
                 folder = below
             yield folder
@@ -201,7 +195,7 @@ class LocalWorkspaceBackend(WorkspaceBackend):
                         below = (*here, entry.name)
                         if entry.is_dir(follow_symlinks=False):
                             waiting.append(below)
-                        elif not _is_ours(entry.name) and self._is_listed(entry, base + below):
+                        elif not is_ours(entry.name) and self._is_listed(entry, base + below):
                             yield below
             except OSError as error:
                 if not here and not isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -228,7 +222,7 @@ def open_workspace(ref: str) -> WorkspaceBackend:
     try:
         folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            found = _read_id(folder, Path(root))
+            found = read_id(folder, Path(root))
         finally:
             os.close(folder)
     except (OSError, ValueError, ConfigError) as error:
@@ -240,89 +234,6 @@ def open_workspace(ref: str) -> WorkspaceBackend:
             "on the machine that has it",
         )
     return LocalWorkspaceBackend(root)
-
-
-def _step(folder: int, name: str, create: bool) -> int:
-    if create:
-        with suppress(FileExistsError):
-            os.mkdir(name, dir_fd=folder)
-    try:
-        return os.open(name, _FOLDER, dir_fd=folder)
-    except NotADirectoryError:
-        # Linux reports a symlink under O_DIRECTORY | O_NOFOLLOW as "not a directory".
-        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-        raise
-
-
-def _read(folder: int, name: str) -> bytes:
-    descriptor = os.open(name, _FILE, dir_fd=folder)
-    try:
-        _require_regular(os.fstat(descriptor))
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(descriptor)
-
-
-def _writable_mode(folder: int, name: str) -> int | None:
-    """The permission bits of the file to be replaced, None when there is none. A rename would not ask for them."""
-    try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    if stat.S_ISLNK(status.st_mode):
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    _require_regular(status)
-    if not os.access(name, os.W_OK, dir_fd=folder):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    return stat.S_IMODE(status.st_mode)
-
-
-def _require_regular(status: os.stat_result) -> None:
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "Not a regular file")
-
-
-def _is_ours(name: str) -> bool:
-    return name == ID_FILE or (name.startswith(f"{ID_FILE}.") and name.endswith(".tmp"))
-
-
-def _read_id(root: int, path: Path) -> str | None:
-    try:
-        text = _read(root, ID_FILE).decode("ascii", "replace").strip()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        text = str(error)
-    if re.fullmatch("[0-9a-f]{32}", text) is None:
-        raise ConfigError(
-            "workspace_id_invalid", f"{path / ID_FILE} does not hold the id of a workspace; remove it to get a new one"
-        )
-    return text
-
-
-def _create_id(root: int, path: Path) -> str | None:
-    """Write a new id under another name and link it into place: whoever comes second reads the first one's."""
-    temporary = f"{ID_FILE}.{secrets.token_hex(8)}.tmp"
-    try:
-        with open(os.open(temporary, _NEW, 0o644, dir_fd=root), "w") as file:
-            file.write(secrets.token_hex(16) + "\n")
-    except OSError as error:
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return None
-        raise
-    try:
-        os.link(temporary, ID_FILE, src_dir_fd=root, dst_dir_fd=root, follow_symlinks=False)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without hard links: of two at the same moment the second one wins
-        os.rename(temporary, ID_FILE, src_dir_fd=root, dst_dir_fd=root)
-    with suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=root)
-    return _read_id(root, path)
 
 
 def _escapes(path: str) -> ToolError:

@@ -14,7 +14,7 @@ import pytest
 
 from vv_agent.errors import CannotServe, ConfigError, ToolError
 from vv_agent.workspace import FileInfo, LocalWorkspaceBackend, WorkspaceBackend, open_workspace
-from vv_agent.workspace.local import ID_FILE
+from vv_agent.workspace.identity import ID_FILE
 
 
 @pytest.fixture
