@@ -21,6 +21,7 @@ def _home(module: str, names: str) -> None:
 _home("vv_agent.errors", "VVAgentError ConfigError SettingsError CheckpointError LlmError ToolError StoreError")
 _home("vv_agent.cancellation", "CancellationToken")
 _home("vv_agent.messages", "Message ToolCall")
+_home("vv_agent.definition", "RunDefinition CapabilityRef")
 _home("vv_agent.usage", "TokenUsage CacheUsage CacheUsageStatus UsageSource CycleTokenUsage TaskTokenUsage")
 _home(
     "vv_agent.budget",
@@ -44,6 +45,16 @@ _home("vv_agent.checkpoint.reconciliation", "ReconciliationDecision Reconciliati
 _home("vv_agent.llm.settings", "ModelSettings RetrySettings ResponseFormat ToolChoice")
 _home("vv_agent.llm.reference", "ModelRef ModelProvider ResolvedModelConfig")
 _home("vv_agent.llm.provider", "VvLlmModelProvider VvLlmClient")
+_home("vv_agent.tools.base", "Tool ToolContext ToolExposure")
+_home("vv_agent.tools.output", "ToolOutput")
+_home("vv_agent.tools.function", "FunctionTool function_tool")
+_home("vv_agent.tools.policy", "ToolPolicy")
+_home("vv_agent.tools.registry", "ToolRegistry")
+_home("vv_agent.tools.builtin", "build_default_registry")
+_home("vv_agent.agent", "Agent NoToolPolicy RunContext")
+_home("vv_agent.config", "RunConfig ExecutionMode")
+_home("vv_agent.run_handle", "RunHandle RunHandleState RunHandleStatus")
+_home("vv_agent.runner", "Runner ConfiguredRunner")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 

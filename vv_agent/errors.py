@@ -13,6 +13,7 @@
     ├── LlmError                     the run: a model call failed; .kind, .retryable, .definite
     │   └── RetryLater               the run: the provider named a time; park until then
     ├── ToolError                    the model: a tool failed; the text is its result
+    │   └── ToolNotFoundError        the model or the developer: no tool of that name
     └── EventStoreError              the run or the developer: an event store refused or is damaged
 
 Errors can be pickled: they cross processes. Foreign errors are mapped where the library is used, nowhere else.
@@ -139,6 +140,13 @@ class ToolError(VVAgentError):
     ) -> None:
         super().__init__(code, message, **details)
         self.retryable = retryable
+
+
+class ToolNotFoundError(ToolError):
+    """A registry has no tool of that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Tool not found: {name}", "tool_not_found")
 
 
 class EventStoreError(VVAgentError):

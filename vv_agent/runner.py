@@ -369,7 +369,7 @@ def _mode(config: RunConfig) -> tuple[ExecutionMode, Backend | None]:
     if config.execution_mode not in (None, mode):
         raise ConfigError(
             "execution_mode_conflict",
-            f"execution_mode is {config.execution_mode}, execution_backend a {type(backend).__name__}; give one of them",
+            f"execution_mode is {config.execution_mode}, execution_backend a {type(backend).__name__}; give only one",
         )
     return mode, backend
 

@@ -13,6 +13,7 @@ from vv_agent.checkpoint.config import AmbiguousModelPolicy, AmbiguousToolPolicy
 from vv_agent.checkpoint.journal import ModelEntry, OperationError, OperationState, ToolEntry, transition
 from vv_agent.errors import CheckpointError
 from vv_agent.results import ResumeObservation
+from vv_agent.tool_metadata import ToolIdempotency
 
 RISK_TOOL = "unknown_tool_side_effect"
 RISK_MODEL = "duplicate_model_request_and_cost"
@@ -156,7 +157,7 @@ def observe(entry: ModelEntry | ToolEntry) -> ResumeObservation:
         cycle_index=entry.cycle_index,
         state="ambiguous",
         risk=RISK_MODEL if isinstance(entry, ModelEntry) else RISK_TOOL,
-        idempotency_support=None if isinstance(entry, ModelEntry) else entry.idempotency_support,
+        idempotency_support=None if isinstance(entry, ModelEntry) else ToolIdempotency(entry.idempotency_support),
     )
 
 

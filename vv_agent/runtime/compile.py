@@ -158,7 +158,13 @@ class _Parts:
             return self._wire(given)
         if not self.layers.checkpoint:
             return None
-        return {"id": self.files.ref, "version": "1"}
+        if (ref := self.files.ref) is None:
+            raise CheckpointError(
+                "checkpoint_definition_unstable",
+                "this workspace has no name a worker could open it by; name it with "
+                "CheckpointConfig(capability_refs={'workspace': CapabilityRef(...)})",
+            )
+        return {"id": ref, "version": "1"}
 
     def _refs(self) -> dict[str, CapabilityRef]:
         """The names of the code a worker must find; in a run that stays here, of what has a name."""

@@ -4,6 +4,7 @@ An event entry holds the events of one save: `[run id, agent, cycle, attempt, [[
 ...]]`. The envelope is filled in from the header; `refs` name fields whose text stands in the log and nowhere else:
 
     ["args", position]   the arguments of a call of this cycle      ["input", segment]   the input of a segment
+    ["declared", ...]    a tool's declaration, its five fields in a row
     ["answer", segment]  the final output of a segment              ["partial", segment] its partial output
 
 Live items have the same form, one event each, so that a reader knows an event again by its id wherever it came from.
@@ -20,6 +21,7 @@ from vv_agent.checkpoint.record import Entry, EntryKind
 from vv_agent.events import RunEvent, make_event
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.transcript import Transcript, pack, unpack
+from vv_agent.tool_metadata import ToolMetadata
 from vv_agent.tools.arguments import parse_arguments
 
 WITHOUT_CYCLE = frozenset(
@@ -82,7 +84,8 @@ class Numbered:
 
 def event_entry(origin: Origin, events: Iterable[Emitted]) -> bytes:
     """The bytes of one event entry, or of one live item."""
-    return pack([origin.run_id, origin.agent, origin.cycle, origin.attempt, [emitted.stored() for emitted in events]])
+    header = [origin.run_id, origin.agent, origin.cycle, origin.attempt, origin.index]
+    return pack([header, [emitted.stored() for emitted in events]])
 
 
 def build(origin: Origin, trace_id: str, emitted: Emitted) -> RunEvent:
@@ -99,6 +102,13 @@ def build(origin: Origin, trace_id: str, emitted: Emitted) -> RunEvent:
         agent_name=origin.agent,
         **fields,
     )
+
+
+def declared_ref(declared: ToolMetadata | None) -> dict[str, list[Any]]:
+    """The reference that stores a tool's declaration in a few bytes; none for a tool that declares nothing."""
+    if declared is None:
+        return {}
+    return {"tool_metadata": ["declared", *declared.to_wire().values()]}
 
 
 class EventReader:
@@ -130,6 +140,8 @@ class EventReader:
         match ref:
             case ["args", position]:
                 return parse_arguments(self.transcript.turns[cycle].call(position).arguments)
+            case ["declared", *values]:
+                return ToolMetadata(*values)
             case ["input", segment]:
                 return self.transcript.inputs.get(segment, "")
             case ["answer", segment]:

@@ -6,12 +6,14 @@ images of a decidable call), and those whose outcome is unknown. `vv_agent.check
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from vv_agent.checkpoint import reconciliation
+from vv_agent.checkpoint.config import AmbiguousModelPolicy, AmbiguousToolPolicy
 from vv_agent.checkpoint.identity import idempotency_key, tool_operation_id
-from vv_agent.checkpoint.journal import ModelEntry, OperationState, ToolEntry
+from vv_agent.checkpoint.journal import ModelEntry, OperationKind, OperationState, ToolEntry
 from vv_agent.checkpoint.reconciliation import ABORT_CODE, ReconciliationDecision, Recovery, RecoveryAction
 from vv_agent.checkpoint.record import Progress
 from vv_agent.checkpoint.request import operation_request, request_digest
@@ -22,6 +24,7 @@ from vv_agent.runtime.run import Run
 from vv_agent.runtime.tool_context import parsed, tool_context
 from vv_agent.runtime.transcript import storable
 from vv_agent.tools.base import Decidable
+from vv_agent.tools.output import error_result
 
 
 class Unresolved(VVAgentError):
@@ -150,9 +153,10 @@ def _tool_entry(run: Run, position: int, entry: Mapping[str, Any]) -> ToolEntry:
     call = run.turn.call(position)
     key = key_of(run, position)
     request = {"tool_call_id": call.id, "tool_name": call.name, "arguments": parsed(call), "idempotency_key": key}
+    digest = request_digest(operation_request(OperationKind.TOOL, request))
     return ToolEntry(
         operation_id=operation_id(run, position), cycle_index=run.cycle, attempt=entry["attempt"],
-        state=OperationState(entry["state"]), request_digest=request_digest(operation_request("tool", request)),
+        state=OperationState(entry["state"]), request_digest=digest,
         error=None, tool_call_id=call.id, tool_name=call.name, arguments=parsed(call), idempotency_key=key,
         idempotency_support=run.program.idempotency(call.name), result=None,
     )  # fmt: skip
@@ -174,8 +178,8 @@ def _decide(run: Run, entry: ModelEntry | ToolEntry) -> Recovery:
             decision = ReconciliationDecision.defer()
     return reconciliation.recover(
         entry,
-        model_policy=reconciliation.AmbiguousModelPolicy(policy.ambiguous_model_policy),
-        tool_policy=reconciliation.AmbiguousToolPolicy(policy.ambiguous_tool_policy),
+        model_policy=AmbiguousModelPolicy(policy.ambiguous_model_policy),
+        tool_policy=AmbiguousToolPolicy(policy.ambiguous_tool_policy),
         decision=decision,
     )
 
@@ -249,17 +253,13 @@ def _receipt(run: Run, position: int, entry: ModelEntry | ToolEntry) -> dict[str
     if entry.receipt is not None:
         kept = {name: value for name, value in entry.receipt.items() if value is not None}
         return {**storable(kept), "tool_call_id": call_id}
-    from vv_agent.tools.output import error_result
-
     error = entry.error
     assert error is not None
-    return error_result(call_id, error.message, error.code, retryable=error.retryable).to_wire()
+    return error_result(call_id, error.message, error.code, {"retryable": error.retryable}).to_wire()
 
 
 def _response_item(run: Run, response: Mapping[str, Any]) -> list[Any]:
     """The log item of a model response that somebody else knew."""
-    import json
-
     calls = [
         {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": json.dumps(c["arguments"])}}
         for c in response.get("tool_calls", [])

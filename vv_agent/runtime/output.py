@@ -88,8 +88,8 @@ def decide(turn: Turn, *, index: int, max_cycles: int, policy: NoToolPolicy) -> 
         if policy is NoToolPolicy.FINISH:
             return Stop(AgentStatus.COMPLETED, CompletionReason.NO_TOOL_FINISH, answer=text)
         if policy is NoToolPolicy.WAIT_USER:
-            reason = text if turn.message.content.strip() else WAITING
-            return Stop(AgentStatus.WAIT_USER, CompletionReason.WAIT_USER, answer=reason)
+            question = text if turn.message.content.strip() else WAITING
+            return Stop(AgentStatus.WAIT_USER, CompletionReason.WAIT_USER, answer=question)
     if index >= max_cycles:
         return Stop(AgentStatus.MAX_CYCLES, CompletionReason.MAX_CYCLES, answer=MAX_CYCLES_ANSWER)
     return GoOn() if turn.calls else GoOn((Message("user", HINT),))

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vv_agent import references
 from vv_agent.agent import NoToolPolicy
@@ -105,7 +105,7 @@ class Program:
     def _shown_names(self) -> frozenset[str]:
         return frozenset(schema["function"]["name"] for schema in self.advertised)
 
-    def idempotency(self, name: str) -> str:
+    def idempotency(self, name: str) -> Literal["supported", "unsupported", "unknown"]:
         """What a tool declared when the run began."""
         defined = self._defined.get(name)
         return defined.tool_metadata.idempotency if defined and defined.tool_metadata else "unknown"

@@ -18,6 +18,7 @@ from vv_agent.errors import ClaimLost, SignalsWaiting, ToolError
 from vv_agent.messages import ToolCall
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
 from vv_agent.runtime import journal
+from vv_agent.runtime.eventlog import declared_ref
 from vv_agent.runtime.helpers import Call
 from vv_agent.runtime.lease import steady_clock
 from vv_agent.runtime.run import Run
@@ -169,20 +170,21 @@ def _check(run: Run, call: ToolCall) -> Prepared | _Refusal:
 
 
 def _planned(run: Run, position: int) -> None:
+    run.emit("tool_call_planned", **_call_fields(run, position))
+
+
+def _call_fields(run: Run, position: int) -> dict[str, Any]:
+    """The fields of `planned` and `started`; arguments and declaration are referred to, not copied."""
     assert run.turn is not None
     call = run.turn.call(position)
-    run.emit(
-        "tool_call_planned", refs={"arguments": ("args", position)}, tool_call_id=call.id, tool_name=call.name,
-        arguments=parse_arguments(call.arguments), tool_metadata=run.program.declared(call.name),
-    )  # fmt: skip
-
-
-def _started_fields(run: Run, prepared: Prepared) -> dict[str, Any]:
+    declared = run.program.declared(call.name)
     return {
-        "refs": {"arguments": ("args", prepared.position)}, "tool_call_id": prepared.call.id,
-        "tool_name": prepared.call.name, "arguments": prepared.arguments,
-        "tool_metadata": run.program.declared(prepared.call.name),
-    }  # fmt: skip
+        "refs": {"arguments": ("args", position), **declared_ref(declared)},
+        "tool_call_id": call.id,
+        "tool_name": call.name,
+        "arguments": parse_arguments(call.arguments),
+        "tool_metadata": declared,
+    }
 
 
 def _run_alone(run: Run, prepared: Prepared) -> None:
@@ -198,7 +200,7 @@ def _run_alone(run: Run, prepared: Prepared) -> None:
     if isinstance(prepared.tool, Decidable):
         intent = prepared.tool.intend(context, prepared.arguments)
     journal.start_tool(run, prepared.position, intent)
-    started = run.number("tool_call_started", **_started_fields(run, prepared))
+    started = run.number("tool_call_started", **_call_fields(run, prepared.position))
     try:
         run.save(Progress(), starts=True, durable=prepared.safety is CallSafety.UNSAFE, last_events=[started])
     except SignalsWaiting:
@@ -214,7 +216,7 @@ def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
     for prepared in stage:
         if not shown:
             _planned(run, prepared.position)
-            run.emit("tool_call_started", **_started_fields(run, prepared))
+            run.emit("tool_call_started", **_call_fields(run, prepared.position))
         running.append(_start(run, prepared, batch))
     _wait(run, running, batch)
     for one in running:
@@ -238,7 +240,7 @@ class _Running:
         if self.timed_out:
             seconds = prepared.tool.timeout_seconds
             text = f"Tool {prepared.call.name} timed out after {seconds:g} seconds."
-            return Outcome(error_result(prepared.call.id, text, "tool_timeout", retryable=True), duration)
+            return Outcome(error_result(prepared.call.id, text, "tool_timeout", {"retryable": True}), duration)
         try:
             result = self.call.result()
         except ClaimLost:
@@ -295,12 +297,19 @@ def _complete(run: Run, position: int, outcome: Outcome) -> None:
         result = result.model_copy(update={"directive": ToolDirective.FINISH})
     wire = storable(result.to_wire())
     run.log(["t", run.cycle, position, wire, *([reason] if reason else [])])
+    declared = run.program.declared(call.name)
     run.emit(
-        "tool_call_completed", tool_call_id=call.id, tool_name=call.name, status=wire["status_code"].lower(),
-        directive=wire["directive"], error_code=wire.get("error_code"),
-        execution_started=outcome.duration_ms is not None, duration_ms=outcome.duration_ms,
-        tool_metadata=run.program.declared(call.name),
-    )  # fmt: skip
+        "tool_call_completed",
+        refs=declared_ref(declared),
+        tool_call_id=call.id,
+        tool_name=call.name,
+        status=wire["status_code"].lower(),
+        directive=wire["directive"],
+        error_code=wire.get("error_code"),
+        execution_started=outcome.duration_ms is not None,
+        duration_ms=outcome.duration_ms,
+        tool_metadata=declared,
+    )
 
 
 def _directed(result: ToolExecutionResult) -> ToolExecutionResult:

@@ -1,0 +1,90 @@
+"""The interface of a workspace: what the file tools may ask of a backend."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vv_agent.errors import ToolError
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file or folder. `path` is its one canonical name, relative to the workspace, with slashes.
+
+    `size` is in bytes; `modified_at` is ISO 8601 in UTC with microseconds; `suffix` has its dot ("" if there is none).
+    """
+
+    path: str
+    is_file: bool
+    is_dir: bool
+    size: int
+    modified_at: str
+    suffix: str
+
+
+class WorkspaceBackend(ABC):
+    """Files below one root. Every path is relative to it; `.` is the root itself.
+
+    Methods may be called from several threads. They raise `ToolError`: `path_escapes_workspace` for a path outside,
+    `path_not_found` for a file that is not there, `workspace_backend_error` for what the storage refuses.
+    """
+
+    @property
+    def ref(self) -> str | None:
+        """How a definition names this workspace for other processes; None when none of them could open it."""
+        return None
+
+    @abstractmethod
+    def list_files(self, base: str, glob: str) -> list[str]:
+        """The files below `base` whose path relative to `base` matches, sorted; a missing base has none.
+
+        `*` and `?` stay inside a path segment, a segment `**` stands for zero or more folders, a backslash is a
+        slash, and a blank glob is `**/*`. The paths returned are relative to the workspace.
+        """
+
+    @abstractmethod
+    def read_text(self, path: str) -> str:
+        """The file as UTF-8, undecodable bytes replaced by U+FFFD."""
+
+    @abstractmethod
+    def read_bytes(self, path: str) -> bytes:
+        """The file as it is."""
+
+    @abstractmethod
+    def write_text(self, path: str, content: str, *, append: bool = False) -> int:
+        """Write `content` as UTF-8, replacing the file or adding to its end; the number of bytes written.
+
+        Missing folders are created. Nobody ever sees half of the new content.
+        """
+
+    @abstractmethod
+    def file_info(self, path: str) -> FileInfo | None:
+        """What is at `path`; None when nothing is."""
+
+    @abstractmethod
+    def exists(self, path: str) -> bool:
+        """Whether a file or folder is at `path`."""
+
+    @abstractmethod
+    def is_file(self, path: str) -> bool:
+        """Whether a regular file is at `path`."""
+
+    @abstractmethod
+    def mkdir(self, path: str) -> None:
+        """Make a folder and its parents; a folder that is there already is fine."""
+
+    def write_bytes(self, path: str, data: bytes, *, before_rename: Callable[[], None] | None = None) -> int:
+        """Replace the file as a whole; the number of bytes written.
+
+        `before_rename` is called at the last moment before the new content becomes visible; what it raises leaves
+        the file as it was. This default serves a backend that only has `write_text`.
+        """
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise ToolError(f"this workspace can only hold UTF-8 text: {path}", "unsupported_encoding") from None
+        if before_rename is not None:
+            before_rename()
+        return self.write_text(path, text)
