@@ -3,6 +3,7 @@ itself."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -10,10 +11,12 @@ import time
 from vv_agent.checkpoint.record import Seen, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.dispatch.base import CycleDispatcher
-from vv_agent.errors import CannotServe
+from vv_agent.errors import StoreError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.recipe import CycleRecipe
+
+log = logging.getLogger("vv_agent.dispatch")
 
 
 class DistributedBackend:
@@ -43,7 +46,11 @@ class DistributedBackend:
         """Until the run is over: whenever no worker shows itself, advance it here."""
         said = False
         while not engine.stopping:
-            snapshot = engine.store.load(key, Seen(entries=1 << 24, revision=0))
+            try:
+                snapshot = engine.store.load(key, Seen(entries=1 << 24, revision=0))
+            except StoreError:  # whoever reads the run is told; it may come back
+                time.sleep(1.0)
+                continue
             if snapshot is None or snapshot.head.state is State.ENDED or _rests(snapshot.head.state, snapshot.head.due):
                 return
             if not workers_of(engine.store, queue, self.patience):
@@ -62,7 +69,8 @@ class DistributedBackend:
         """One cycle here; True if it was done."""
         try:
             step = advance(engine, recipe)
-        except CannotServe:
+        except Exception:  # the claim runs out and the run is taken up again, or parks after some such failures
+            log.exception("cycle %s of %s failed in this process", recipe.cycle, recipe.key)
             return False
         return step.what in ("committed", "ended", "parked")
 

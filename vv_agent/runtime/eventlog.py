@@ -13,7 +13,7 @@ Live items have the same form, one event each, so that a reader knows an event a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vv_agent.checkpoint.identity import event_id
@@ -70,6 +70,10 @@ class Emitted:
         kept = {name: value for name, value in self.fields.items() if name not in self.refs}
         row: list[Any] = [self.type, self.n, self.created_at, kept]
         return [*row, {name: list(ref) for name, ref in self.refs.items()}] if self.refs else row
+
+    def whole(self) -> Emitted:
+        """The same event with its texts in it: for readers that do not have the log yet."""
+        return replace(self, refs={name: ref for name, ref in self.refs.items() if ref[0] == "declared"})
 
 
 @dataclass(frozen=True, slots=True)

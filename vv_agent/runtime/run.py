@@ -19,6 +19,8 @@ from vv_agent.runtime.transcript import Transcript, Turn, log_entry, pack, unpac
 
 _STORE_PATIENCE = 5.0
 """Seconds a save is tried again while the store does not answer; the lease ends it earlier."""
+_MAX_LIVE = 65_536
+"""Bytes of a live item at most: the texts of large calls stand in the log, once."""
 _LASTING_FAULTS = frozenset({"store_full", "store_corrupt", "store_incompatible", "store_schema_unsupported"})
 
 
@@ -218,7 +220,9 @@ class Run:
         if sink is not None:
             sink.put(build(self.origin, self.body.trace_id, emitted))
         if self.head.queue is not None:
-            self.engine.live.publish(self.key, event_entry(self.origin, [replace(emitted, refs={})]))
+            item = event_entry(self.origin, [emitted.whole()])
+            if len(item) <= _MAX_LIVE:  # a larger one reaches readers with the save
+                self.engine.live.publish(self.key, item)
 
     def _blob(self, name: str) -> dict[str, Any]:
         body = self._blobs.get(name)

@@ -1,0 +1,1 @@
+"""Workers: processes that advance the runs of their queues."""
