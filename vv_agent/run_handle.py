@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from vv_agent.dispatch.distributed import settle
 from vv_agent.errors import RunFinished
 from vv_agent.events import RunEvent
 from vv_agent.result import RunResult
@@ -119,11 +120,12 @@ class RunHandle:
                 return False
             try:
                 signal = cancel_signal(f"cancel_{secrets.token_hex(8)}", reason or DEFAULT_REASON)
-                self._engine.store.post(self.checkpoint_key, signal)
+                posted = self._engine.store.post(self.checkpoint_key, signal)
             except RunFinished:
                 return False
             self._cancelled = True
-        self._engine.keeper.poke(self.checkpoint_key)
+        if not self._engine.keeper.poke(self.checkpoint_key):
+            settle(self._engine, posted.head)
         return True
 
     def state(self) -> RunHandleState:

@@ -21,6 +21,7 @@ from vv_agent.config import ExecutionMode, RunConfig, effective_config
 from vv_agent.definition import RunDefinition
 from vv_agent.dispatch.base import Backend
 from vv_agent.dispatch.inline import InlineBackend
+from vv_agent.dispatch.store import hint
 from vv_agent.errors import CheckpointError, ConfigError
 from vv_agent.events import RunEvent
 from vv_agent.llm.reference import ModelProvider
@@ -501,9 +502,9 @@ def _wake(store: CheckpointStore, snapshot: Snapshot, text: str | None) -> None:
     if text is not None:
         if not waits:
             raise ConfigError("run_not_waiting", f"run {head.key!r} is {head.status}, it waits for no input")
-        store.post(head.key, answer_signal(f"answer_{head.revision}", text))
+        hint(store, store.post(head.key, answer_signal(f"answer_{head.revision}", text)).head)
     elif rests(head) and head.state is not State.ENDED and not waits:
-        store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}"))
+        hint(store, store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}")).head)
 
 
 def _served(store: CheckpointStore, head: Head) -> bool:

@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 
-from vv_agent.checkpoint.record import Seen, State
+from vv_agent.checkpoint.record import Head, Seen, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.dispatch.base import CycleDispatcher
+from vv_agent.dispatch.store import hint
 from vv_agent.errors import StoreError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
@@ -78,6 +79,13 @@ class DistributedBackend:
 def _rests(state: State, due: int | None) -> bool:
     """Parked with nothing to wait for by itself."""
     return state is State.PARKED and due is None
+
+
+def settle(engine: Engine, head: Head) -> None:
+    """After a signal: wake a worker; with none there, an unclaimed run that was cancelled is ended by the caller."""
+    hint(engine.store, head)
+    if head.state is State.READY and not workers_of(engine.store, head.queue, 10.0):
+        advance(engine, CycleRecipe.of(head, engine.store.id))
 
 
 def workers_of(store: CheckpointStore, queue: str | None, within: float) -> bool:

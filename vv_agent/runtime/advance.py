@@ -118,7 +118,7 @@ def _give_back(run: Run, error: CannotServe) -> Advanced:
 
     engine = run.engine
     try:
-        run.inbox.read.clear()
+        run.inbox.consumed.clear()
         run.save(Release(due_in=10_000))
     except ClaimLost:
         return Advanced("lost", why=error.message)

@@ -24,8 +24,6 @@ class Body:
     """The caller asked for a checkpoint: the run shows its key and its checkpoint events."""
     live: bool = False
     """Started with somebody listening: an approval then parks inside the segment (DESIGN section 6.5)."""
-    cancelled: str | None = None
-    """The reason of an accepted cancel that is not carried out yet."""
     observation: dict[str, Any] | None = None
     """The operation a parked run waits for, as a ResumeObservation."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from vv_agent import references
 from vv_agent.agent import Agent, RunContext
 from vv_agent.checkpoint.config import CheckpointConfig
-from vv_agent.checkpoint.extensions import check_registered
+from vv_agent.checkpoint.extensions import check_available, check_registered
 from vv_agent.config import RunConfig, effective_model
 from vv_agent.definition import CapabilityRef
 from vv_agent.definition_rules import normalised, stable_ref
@@ -61,7 +61,7 @@ def compile_run(layers: Layers, text: str, *, run_id: str, workspace: str | Path
         run_id=run_id, agent_name=agent.name, model=str(ref), workspace=str(config.workspace or workspace or ""),
         metadata=config.metadata, context=config.context,
     )  # fmt: skip
-    check_registered(config.checkpoint_extensions)
+    _check_extensions(layers)
     parts = _Parts(layers, text, ref, resolved, settings, policy, tools, files)
     definition = normalised(parts.describe(agent.resolve_instructions(context)))
     model = as_model(layers.provider.client(resolved))
@@ -227,6 +227,19 @@ class _Parts:
 
 _LIFTED = frozenset({"context", "workspace", "session", "tool_policy.predicate"})
 """Slots that have fields of their own."""
+
+
+def _check_extensions(layers: Layers) -> None:
+    extensions = layers.config.checkpoint_extensions
+    check_registered(extensions)
+    if layers.checkpoint is not None:
+        check_available({}, extensions, layers.checkpoint.required_extension_namespaces)
+    if extensions and layers.elsewhere:
+        raise ConfigError(
+            "extensions_unavailable",
+            "checkpoint extensions live in the process that registers them; use execution_mode='inline', or keep the "
+            "state in shared_state",
+        )
 
 
 def _checkpoint_policy(checkpoint: CheckpointConfig | None) -> dict[str, Any]:

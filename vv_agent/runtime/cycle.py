@@ -19,6 +19,11 @@ from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import message_item, storable
 from vv_agent.runtime.waiting import RunCancelled, Stopping
 
+
+class StillWaiting(Exception):
+    """The run waits for its user and something else woke it. Never leaves this module."""
+
+
 CommitPlan = Callable[[], Commit]
 """Says at the commit how the run goes on: the claim kept, or released and due when."""
 
@@ -45,19 +50,24 @@ def run_cycle(run: Run, commit: CommitPlan) -> None:
     except journal.Unresolved as unresolved:
         _park_for_reconciliation(run, unresolved)
         return
+    except StillWaiting:
+        run.save(Park(ParkReason.INPUT), status="wait_user")
+        return
     _carry_out(run, decision, commit)
 
 
 def _decide(run: Run) -> Decision:
-    if (reason := run.body.cancelled or run.inbox.cancel) is not None:
-        raise RunCancelled(reason)
-    _begin_segment(run)
+    if run.inbox.cancel is not None:
+        raise RunCancelled(run.inbox.cancel)
+    if not _begin_segment(run):
+        raise StillWaiting
     extensions.restore(run)
     if run.recovered and run.body.checkpointed:
         run.emit("checkpoint_resumed", cycle_index=run.index - 1, checkpoint_key=run.key, resume_attempt=run.attempt)
     aborted = journal.recover(run)
     if aborted is not None:
         return aborted
+    run.observe(None)
     if run.turn is None:
         try:
             _prepare(run)
@@ -71,18 +81,24 @@ def _decide(run: Run) -> Decision:
     return output.decide(turn, index=run.index, max_cycles=controls.max_cycles, policy=controls.no_tool_policy)
 
 
-def _begin_segment(run: Run) -> None:
-    """An answer to a run that waits for the user begins its next segment: a fresh run id and cycle limit."""
-    if not run.inbox.answers or run.body.segment not in run.transcript.ends:
-        return
+def _begin_segment(run: Run) -> bool:
+    """An answer to a run that waits for the user begins its next segment: a fresh run id and cycle limit. False when
+    the run waits and there is none."""
+    answers, run.inbox.answers = run.inbox.answers, []
+    if run.body.segment not in run.transcript.ends:
+        if answers:
+            run.emit("diagnostic", level="warning", code="answer_ignored", details={"reason": "the run did not wait"})
+        return True
+    if not answers:
+        return False
     segment = run.body.segment + 1
     run.body = replace(
         run.body, segment=segment, first_cycle=run.cycle, run_id=run.engine.new_id("run"), observation=None
     )
-    answers, run.inbox.answers = run.inbox.answers, []
     run.log(["i", segment, Message("user", "\n\n".join(answers)).to_wire()])
     run.emit("run_started", refs={"input": ("input", segment)}, input=run.transcript.inputs[segment])
     run.emit("agent_started")
+    return True
 
 
 def _prepare(run: Run) -> None:
@@ -100,7 +116,12 @@ def _model_turn(run: Run) -> None:
     run.emit("llm_started", model=run.program.resolved.model_id)
     if run.program.reconciles_models:
         journal.start_model(run)
-    response = model_call.call_model(run)
+    try:
+        response = model_call.call_model(run)
+    except LlmError as error:
+        if run.program.reconciles_models:
+            journal.model_failed(run, error)
+        raise
     run.log(_receipt(run, response))
     if response.finish_reason == "length":
         run.emit("diagnostic", level="warning", code="model_output_cut", details={"finish_reason": "length"})
@@ -116,7 +137,7 @@ def _receipt(run: Run, response: ModelResponse) -> list[Any]:
 
 
 def _cancelled(run: Run, reason: str) -> Stop:
-    run.body = replace(run.body, cancelled=reason)
+    run.inbox.accept_cancel()
     tool_calls.close_open_calls(run)
     return output.cancelled(reason)
 

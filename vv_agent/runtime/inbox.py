@@ -1,7 +1,7 @@
 """Signals as the runtime reads them: a cancel, decisions on operations, answers, a wish to go on.
 
-Order of meaning (DESIGN section 6.2): cancel, decisions, answers. A signal is consumed by the save that acts on it; one
-that cannot act yet is kept in the head's body. A kind this version does not know means the process cannot serve the
+Order of meaning (DESIGN section 6.2): cancel, decisions, answers. A signal is consumed by the save that acts on it, or
+that finds nothing to act on. A kind this version does not know means the process cannot serve the
 run.
 """
 
@@ -27,13 +27,21 @@ class Inbox:
     decisions: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Operation id -> reconciliation decision (wire form)."""
     answers: list[str] = field(default_factory=list)
-    read: list[str] = field(default_factory=list)
-    """Ids to be consumed by the next save."""
+    consumed: list[str] = field(default_factory=list)
+    """Ids that the next save consumes."""
+    _seen: set[str] = field(default_factory=set)
+    _cancels: list[str] = field(default_factory=list)
+
+    def accept_cancel(self) -> None:
+        """The run ends as cancelled: only that save consumes the cancel. Until then it stays unread in the store, which
+        refuses every save that would start an unsafe call or a child."""
+        self.consumed += self._cancels
+        self._cancels = []
 
     def take(self, signals: Iterable[Signal]) -> None:
         """Read signals; one that was read already is skipped."""
         for signal in signals:
-            if signal.id in self.read:
+            if signal.id in self._seen:
                 continue
             if signal.kind not in KINDS:
                 raise CannotServe(
@@ -43,11 +51,14 @@ class Inbox:
             match signal.kind:
                 case "cancel":
                     self.cancel = self.cancel or str(body.get("reason") or DEFAULT_REASON)
+                    self._cancels.append(signal.id)
                 case "reconcile":
                     self.decisions[body["operation_id"]] = body["decision"]
                 case "answer":
                     self.answers.append(body["input"])
-            self.read.append(signal.id)
+            self._seen.add(signal.id)
+            if signal.kind != "cancel":
+                self.consumed.append(signal.id)
 
 
 def cancel_signal(signal_id: str, reason: str | None = None) -> Signal:

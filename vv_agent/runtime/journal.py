@@ -58,6 +58,23 @@ def start_model(run: Run) -> None:
     run.save(Progress(), durable=True)
 
 
+def model_failed(run: Run, error: LlmError) -> None:
+    """A recorded model call failed. A definite failure takes the record back; a lost outcome parks the run."""
+    name = model_call.operation_id(run)
+    entry = run.journal[name]
+    if error.definite or not error.retryable:
+        run.note(name, {**entry, "state": "planned"})
+        return
+    recovery = reconciliation.recover(
+        _model_entry(run, name, entry),
+        model_policy=AmbiguousModelPolicy.REQUIRE_RECONCILIATION,
+        tool_policy=AmbiguousToolPolicy.REQUIRE_RECONCILIATION,
+    )
+    unresolved: list[dict[str, Any]] = []
+    _apply(run, name, entry, recovery, unresolved)
+    raise Unresolved(unresolved[0])
+
+
 def start_tool(run: Run, position: int, intent: Mapping[str, Any] | None) -> None:
     """Note that a call is about to start; the caller saves."""
     entry = dict(run.journal.get(operation_id(run, position), {}))
@@ -91,11 +108,7 @@ def _recover_model(run: Run, unresolved: list[dict[str, Any]]) -> Stop | None:
             model_call.warn_of_duplicate(run)
             model_call.reset_stream(run)
         return None
-    model = ModelEntry(
-        operation_id=name, cycle_index=run.cycle, attempt=entry["attempt"], state=OperationState(entry["state"]),
-        request_digest=entry["digest"], error=None, idempotency_key=None, response=None,
-    )  # fmt: skip
-    recovery = _decide(run, model)
+    recovery = _decide(run, _model_entry(run, name, entry))
     if (stop := _apply(run, name, entry, recovery, unresolved)) is not None:
         return stop
     match recovery.action, recovery.entry.state:
@@ -107,6 +120,13 @@ def _recover_model(run: Run, unresolved: list[dict[str, Any]]) -> Stop | None:
         case RecoveryAction.CALL, _:
             model_call.reset_stream(run)
     return None
+
+
+def _model_entry(run: Run, name: str, entry: Mapping[str, Any]) -> ModelEntry:
+    return ModelEntry(
+        operation_id=name, cycle_index=run.cycle, attempt=entry["attempt"], state=OperationState(entry["state"]),
+        request_digest=entry["digest"], error=None, idempotency_key=None, response=None,
+    )  # fmt: skip
 
 
 def _recover_tool(run: Run, position: int, unresolved: list[dict[str, Any]]) -> Stop | None:

@@ -18,6 +18,8 @@ from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.errors import ClaimLost, StoreError
 
 News: TypeAlias = Literal["done", "signal", "lost", "stop"]
+_PRESENCE = 3.0
+"""Seconds between signs of life of a worker; it counts as present for ten."""
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -111,12 +113,14 @@ class LeaseKeeper:
             self._start()
         self.renew()
 
-    def poke(self, key: str) -> None:
-        """A signal was posted to a run by this very process: do not wait for the renewal that would tell."""
+    def poke(self, key: str) -> bool:
+        """A signal was posted to a run by this very process: do not wait for the renewal that would tell. False when
+        the process does not hold the run."""
         with self._changed:
             hold = self._holds.get(key)
         if hold is not None:
             hold.signal()
+        return hold is not None
 
     def stop_all(self) -> None:
         """Tell every cycle that the process stops."""
@@ -130,10 +134,10 @@ class LeaseKeeper:
             self._closed = True
             self._changed.notify_all()
 
-    def renew(self) -> None:
-        """Renew everything once."""
+    def renew(self, *, presence_only: bool = False) -> None:
+        """Renew everything once, or only show the process."""
         with self._changed:
-            holds = dict(self._holds)
+            holds = {} if presence_only else dict(self._holds)
         began = steady_clock()
         answer = self._store.renew([h.claim for h in holds.values()], lease=self.lease, presence=self._presence())
         for key, hold in holds.items():
@@ -153,18 +157,19 @@ class LeaseKeeper:
             self._thread.start()
 
     def _run(self) -> None:
-        interval = renewal_interval(self.lease)
+        due = steady_clock() + renewal_interval(self.lease)
         while True:
+            tick = min(_PRESENCE, max(0.0, due - steady_clock())) if self._shown else max(0.0, due - steady_clock())
             with self._changed:
-                self._changed.wait_for(lambda: self._closed, interval)
-                if self._closed:
+                if self._changed.wait_for(lambda: self._closed, tick):
                     return
                 if not self._holds and not self._shown:
                     self._thread = None
                     return
+            renews = steady_clock() >= due
             try:
-                self.renew()
+                self.renew(presence_only=not renews)
             except StoreError:  # every hold runs to its own deadline; the next round may succeed
-                interval = min(renewal_interval(self.lease), 1.0)
+                due = steady_clock() + min(renewal_interval(self.lease), 1.0)
             else:
-                interval = renewal_interval(self.lease)
+                due = steady_clock() + renewal_interval(self.lease) if renews else due

@@ -114,8 +114,8 @@ class Run:
             self.journal[operation_id] = entry
         self._journal_changes[operation_id] = None if entry is None else pack(entry)
 
-    def observe(self, observation: dict[str, Any]) -> None:
-        """Keep what is known of an operation whose outcome is unknown."""
+    def observe(self, observation: dict[str, Any] | None) -> None:
+        """Keep what is known of an operation whose outcome is unknown; None once it is settled."""
         self.body = replace(self.body, observation=observation)
 
     # Saving.
@@ -149,7 +149,7 @@ class Run:
             events=(event_entry(self.origin, events),) if events else (),
             blobs=changed,
             journal=self._journal_changes,
-            consumed=tuple(self.inbox.read),
+            consumed=tuple(self.inbox.consumed),
             starts=starts,
             ending=ending,
             durable=durable,
@@ -188,7 +188,7 @@ class Run:
         self.head = head
         self._saves += 1
         self._log, self._events, self._journal_changes = [], [], {}
-        self.inbox.read.clear()
+        self.inbox.consumed.clear()
         for name, blob in change.blobs.items():
             if blob is not None:
                 self._blobs[name] = blob
