@@ -99,6 +99,10 @@ class StoreError(CheckpointError):
     """The store did not carry out a verb; nothing was changed."""
 
 
+LASTING_FAULTS = frozenset({"store_full", "store_corrupt", "store_incompatible", "store_schema_unsupported"})
+"""Codes of store errors that trying again does not help."""
+
+
 class LlmError(VVAgentError):
     """A model call failed.
 

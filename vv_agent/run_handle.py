@@ -142,6 +142,11 @@ class RunHandle:
 
     # For the runner.
 
+    def fail(self, error: BaseException) -> None:
+        """The run cannot be followed any more."""
+        self._future.set_exception(error)
+        self._feed.close()
+
     def finish(self, make: Callable[[], RunResult]) -> None:
         """Set the outcome once and end the event streams."""
         try:

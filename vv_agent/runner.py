@@ -22,7 +22,7 @@ from vv_agent.definition import RunDefinition
 from vv_agent.dispatch.base import Backend
 from vv_agent.dispatch.inline import InlineBackend
 from vv_agent.dispatch.store import hint
-from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.errors import CheckpointError, ConfigError, VVAgentError
 from vv_agent.events import RunEvent
 from vv_agent.llm.reference import ModelProvider
 from vv_agent.messages import Message
@@ -191,10 +191,12 @@ class Runner:
         home = store or self._store_of_settings()
         snapshot = _existing(home, validate_key(key))
         engine = process.engine_for(home, self._read_settings())
+        if snapshot.head.state is State.ENDED:
+            return read_result(engine, key, ())
         _wake(home, snapshot, input)
         feed = EventFeed()
         handle = RunHandle(engine, key, snapshot.head.run_id, feed)
-        if snapshot.head.state is not State.ENDED and not _served(home, snapshot.head):
+        if not _served(home, snapshot.head):
             engine.listen(key, feed)
             try:
                 current = _existing(home, key).head
@@ -517,9 +519,11 @@ def _follow(engine: Engine, handle: RunHandle, feed: EventFeed, body: Body) -> N
     """Watch a run that others advance, from its first event; the handle gets its result when the run ends or rests."""
     key = handle.checkpoint_key
 
-    def over(head: Head) -> None:
-        del head
-        handle.finish(lambda: read_result(engine, key, tuple(feed.events)))
+    def over(end: Head | VVAgentError) -> None:
+        if isinstance(end, VVAgentError):
+            handle.fail(end)
+        else:
+            handle.finish(lambda: read_result(engine, key, tuple(feed.events)))
 
     process.tailer_for(engine.store).follow(key, body, feed, over)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Seen, Then
-from vv_agent.errors import SignalsWaiting, StoreError
+from vv_agent.errors import LASTING_FAULTS, SignalsWaiting, StoreError
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Cached, Engine
 from vv_agent.runtime.eventlog import LIVE_ONLY, Emitted, Origin, Refs, build, event_entry
@@ -21,7 +21,6 @@ _STORE_PATIENCE = 5.0
 """Seconds a save is tried again while the store does not answer; the lease ends it earlier."""
 _MAX_LIVE = 65_536
 """Bytes of a live item at most: the texts of large calls stand in the log, once."""
-_LASTING_FAULTS = frozenset({"store_full", "store_corrupt", "store_incompatible", "store_schema_unsupported"})
 
 
 class Run:
@@ -177,7 +176,7 @@ class Run:
             try:
                 return self.engine.store.save(self.hold.claim, change)
             except StoreError as error:
-                if error.code in _LASTING_FAULTS or self.hold.lost or time.monotonic() + pause > end:
+                if error.code in LASTING_FAULTS or self.hold.lost or time.monotonic() + pause > end:
                     raise
                 time.sleep(pause)
                 pause = min(pause * 2, 0.5)

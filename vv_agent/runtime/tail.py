@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from vv_agent.checkpoint.record import Head, Seen, State
 from vv_agent.checkpoint.store import CheckpointStore
-from vv_agent.errors import StoreError
+from vv_agent.errors import LASTING_FAULTS, CannotServe, StoreError, VVAgentError
 from vv_agent.events import RunEvent, make_event
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.eventlog import EventReader, Numbered
@@ -22,12 +22,13 @@ from vv_agent.runtime.feed import EventSink
 
 _PATIENCE = 3
 """Rounds a durable event waits for live text that should stand before it."""
-Over = Callable[[Head], None]
+Over = Callable[[Head | VVAgentError], None]
 
 
 @dataclass
 class Followed:
-    """One run that is followed. `over` is called once, with the head that ended or rests."""
+    """One run that is followed. `over` is called once: with the head that ended or rests, or with what stops the
+    reading."""
 
     key: str
     sink: EventSink
@@ -124,11 +125,20 @@ class Tailer:
             try:
                 live = self._read_live(runs)
                 for run in runs:
-                    if self._round(run, live.get(run.key, [])):
-                        self.unfollow(run)
+                    self._look(run, live.get(run.key, []))
                 version = self._store.wait(version, self._INTERVAL)
             except StoreError:  # it may come back; readers are not told, they wait
                 version = self._store.wait(version, 0.5)
+
+    def _look(self, run: Followed, live: list[bytes]) -> None:
+        try:
+            if self._round(run, live):
+                self.unfollow(run)
+        except (StoreError, CannotServe) as error:
+            if isinstance(error, StoreError) and error.code not in LASTING_FAULTS:
+                raise
+            self.unfollow(run)
+            run.over(error)
 
     def _read_live(self, runs: list[Followed]) -> dict[str, list[bytes]]:
         items = self._store.live.read(list({run.key for run in runs}), self._live_after or 0)
