@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+ISSUES = frozenset({"cluster", "command line", "tools", "control", "memory", "app server", "people"})
+"""The later issues a pending case may wait for."""
 FILES: list[Cases] = []
 """Every fixture whose cases were run in this session."""
 
@@ -31,6 +33,8 @@ class Cases:
     def __post_init__(self) -> None:
         if both := self.differs.keys() & self.pending.keys():
             raise ValueError(f"{self.fixture}: listed twice: {sorted(both)}")
+        if unknown := {issue for issue, _ in self.pending.values()} - ISSUES:
+            raise ValueError(f"{self.fixture}: pending for no issue there is: {sorted(unknown)}")
         FILES.append(self)
 
     @contextmanager

@@ -42,4 +42,3 @@ def test_a_built_in_tool_is_as_the_contract_says(expected: dict[str, object]) ->
 
 def test_the_default_registry_has_them_in_the_order_of_the_contract() -> None:
     assert build_default_registry().list_tool_names() == [name for name in NAMES if name in BUILT]
-    CASES.check_names(NAMES)

@@ -49,13 +49,6 @@ CASES = Cases(
         "status_rules/duplicate_event_id_error": "events are written in the record's transaction, no outbox",
     }
     | {f"required_fields/{name}": SHAPE for name in FIXTURE["required_fields"]},
-    pending={
-        "status_cases/operator_abort_terminal_preserves_unknown_outcome/runner": (
-            "runner",
-            "status, reason, error code and the kept observation are fields of the terminal",
-        ),
-        "run_definition_schema_cases/counts": ("runner", "claim, model and tool calls are counted through the Runner"),
-    },
 )
 CODES = {
     "checkpoint_key must be non-empty": "checkpoint_key_invalid",
@@ -203,7 +196,9 @@ def generated(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_what_is_not_run_here_is_shown_with_its_reason() -> None:
-    shown = [*(f"required_fields/{name}" for name in FIXTURE["required_fields"]), *CASES.pending]
+    shown = [
+        *(f"required_fields/{name}" for name in FIXTURE["required_fields"]),
+    ]
     shown += [name for name in CASES.differs if name.split("/")[0] not in ("invalid_cases", "required_fields")]
     for name in shown:
         CASES.show(name)

@@ -1,4 +1,7 @@
-"""checkpoint_config.json: configuration, admission and the facts around them that need no Runner."""
+"""checkpoint_config.json: configuration, admission and the facts around them that need no Runner.
+
+What needs one is in test_checkpoint_config_runs.py.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from vv_agent._json import MAX_WIRE
 from vv_agent.checkpoint import config, extensions
 from vv_agent.checkpoint.admission import Admission, admit, next_resume_attempt
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy
+from vv_agent.config import RunConfig
 from vv_agent.definition import CapabilityRef
 from vv_agent.definition_rules import stable_ref
 from vv_agent.errors import CheckpointError
@@ -35,19 +39,15 @@ CASES = Cases(
     }
     | {f"run_scope/{name}": PARKED for name in RUN_SCOPE_ASIDE},
     pending={
-        f"runner_cases/{case['name']}": ("runner", "runs the public Runner with a scripted model")
-        for case in FIXTURE["runner_cases"]
-    }
-    | {
-        f"precedence/{name}": ("runner", "RunConfig and the Runner's default decide it")
-        for name in FIXTURE["precedence"]
-    }
-    | {
-        f"run_scope/{name}": ("runner", "about children and approvals of a run")
+        f"run_scope/{name}": ("control", "sub-agents and approvals are not built yet")
         for name in FIXTURE["run_scope"]
-        if name not in RUN_SCOPE_ASIDE
+        if name not in RUN_SCOPE_ASIDE and name != "checkpoint_key_belongs_to_one_root_run_definition"
     }
-    | {"defaults/checkpoint_config": ("runner", "a field of RunConfig")},
+    | {
+        f"runner_cases/{case['name']}": ("control", "agents as tools are not built yet")
+        for case in FIXTURE["runner_cases"]
+        if "child_invocation" in case
+    },
 )
 STRICT = {
     "ambiguous_model_policy": "require_reconciliation",
@@ -71,9 +71,10 @@ def build(wire: Any) -> CheckpointConfig | None:
 @pytest.mark.parametrize("name", list(FIXTURE["defaults"]))
 def test_default(name: str) -> None:
     with CASES.run(f"defaults/{name}"):
-        value = getattr(CheckpointConfig(store=object()), name)
+        owner = RunConfig if name == "checkpoint_config" else CheckpointConfig
+        value = getattr(RunConfig() if owner is RunConfig else CheckpointConfig(store=object()), name)
         assert (list(value) if isinstance(value, tuple) else value) == FIXTURE["defaults"][name]
-        assert hasattr(CheckpointConfig, name)
+        assert hasattr(owner, name)
 
 
 @pytest.mark.parametrize("name", list(FIXTURE["limits"]))
@@ -116,29 +117,6 @@ def test_a_slot_has_the_contracts_pattern() -> None:
         assert caught.value.code == rules["missing_error"]
 
 
-@pytest.mark.parametrize("case", FIXTURE["runner_cases"], ids=lambda case: case["name"])
-def test_the_part_of_a_runner_case_that_is_a_pure_decision(case: dict[str, Any]) -> None:
-    built = build(case["run_config"])
-    code = case["expected"].get("failure_code")
-    if code in ("checkpoint_already_exists", "checkpoint_not_found"):
-        with CASES.run(f"runner_cases/{case['name']}/admission"):
-            assert built is not None
-            with pytest.raises(CheckpointError) as caught:
-                admit(built.resume_policy, built.key or "", present=case["existing"] is not None)
-            assert caught.value.code == code
-    if case.get("configured_capabilities"):
-        with CASES.run(f"runner_cases/{case['name']}/stable_ref"):
-            assert built is not None
-            with pytest.raises(CheckpointError) as caught:
-                stable_ref(case["configured_capabilities"][0], object(), built.capability_refs)
-            assert caught.value.code == code
-    if "effective_ambiguous_model_policy" in case["expected"]:
-        with CASES.run(f"runner_cases/{case['name']}/default_policies"):
-            unfilled = CheckpointConfig(key="run-key", store=object())
-            assert unfilled.ambiguous_model_policy == case["expected"]["effective_ambiguous_model_policy"]
-    CASES.show(f"runner_cases/{case['name']}")
-
-
 @pytest.mark.parametrize("name", list(FIXTURE["resume_attempt_rules"]))
 def test_resume_attempt(name: str) -> None:
     with CASES.run(f"resume_attempt_rules/{name}"):
@@ -162,13 +140,6 @@ def attempt_after(name: str) -> int:
         return next_resume_attempt(4, admit(policy, "k", **facts[name]))
     except CheckpointError:
         return 4
-
-
-@pytest.mark.parametrize("section", ["precedence", "run_scope", "defaults"])
-def test_facts_that_need_a_runner_are_shown(section: str) -> None:
-    for name in FIXTURE[section]:
-        if f"{section}/{name}" in CASES.pending or f"{section}/{name}" in CASES.differs:
-            CASES.show(f"{section}/{name}")
 
 
 @pytest.mark.parametrize(

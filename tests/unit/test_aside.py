@@ -10,7 +10,7 @@ from tests.contract import aside
 @pytest.fixture
 def cases(monkeypatch: pytest.MonkeyPatch) -> aside.Cases:
     monkeypatch.setattr(aside, "FILES", [])
-    return aside.Cases("x.json", differs={"old": "ours is better"}, pending={"later": ("events", "not built")})
+    return aside.Cases("x.json", differs={"old": "ours is better"}, pending={"later": ("tools", "not built")})
 
 
 def test_a_listed_case_that_fails_is_counted_with_its_reason(cases: aside.Cases) -> None:
@@ -23,7 +23,7 @@ def test_a_listed_case_that_fails_is_counted_with_its_reason(cases: aside.Cases)
     assert list(cases.report()) == [
         "x.json: 3 cases, 1 run, 1 set aside, 1 pending",
         "    differs on purpose: ours is better: old",
-        "    pending: events: not built: later",
+        "    pending: tools: not built: later",
     ]
 
 
@@ -42,3 +42,8 @@ def test_nothing_is_set_aside_without_a_reason_and_an_entry_without_a_case_is_sh
         cases.show("free")
     cases.show("old")
     assert list(cases.report())[-1] == "    listed, but not met in this session: later"
+
+
+def test_a_case_waits_for_an_issue_that_there_is() -> None:
+    with pytest.raises(ValueError, match="pending for no issue there is"):
+        aside.Cases("x.json", pending={"later": ("runner", "not built")})

@@ -73,8 +73,10 @@ def _decide(run: Run) -> Decision:
             _prepare(run)
         except Exception as error:  # the host's own function
             return output.failed(f"before_cycle_messages failed: {error}", "before_cycle_messages_failed")
-        _model_turn(run)
-    tool_calls.run_tools(run)
+        aborted = _model_turn(run)
+    aborted = aborted or tool_calls.run_tools(run)
+    if aborted is not None:
+        return aborted
     turn = run.turn
     assert turn is not None
     controls = run.program.controls
@@ -111,20 +113,29 @@ def _prepare(run: Run) -> None:
     run.log(["b", run.cycle])
 
 
-def _model_turn(run: Run) -> None:
+def _model_turn(run: Run) -> Stop | None:
+    """Call the model until its answer is in the log; a Stop if an operator aborts a call whose outcome is unknown."""
     run.emit("cycle_started")
-    run.emit("llm_started", model=run.program.resolved.model_id)
-    if run.program.reconciles_models:
-        journal.start_model(run)
-    try:
-        response = model_call.call_model(run)
-    except LlmError as error:
+    while run.turn is None:
+        run.emit("llm_started", model=run.program.resolved.model_id)
         if run.program.reconciles_models:
-            journal.model_failed(run, error)
-        raise
-    run.log(_receipt(run, response))
-    if response.finish_reason == "length":
-        run.emit("diagnostic", level="warning", code="model_output_cut", details={"finish_reason": "length"})
+            journal.start_model(run)
+        try:
+            response = model_call.call_model(run)
+        except LlmError as error:
+            if not run.program.reconciles_models:
+                raise
+            if error.definite:
+                journal.unstart_model(run)
+                raise
+            journal.doubt_model(run)
+            if (aborted := journal.settle_model(run)) is not None:
+                return aborted
+            continue
+        run.log(_receipt(run, response))
+        if response.finish_reason == "length":
+            run.emit("diagnostic", level="warning", code="model_output_cut", details={"finish_reason": "length"})
+    return None
 
 
 def _receipt(run: Run, response: ModelResponse) -> list[Any]:
@@ -138,6 +149,8 @@ def _receipt(run: Run, response: ModelResponse) -> list[Any]:
 
 def _cancelled(run: Run, reason: str) -> Stop:
     run.inbox.accept_cancel()
+    if (observation := journal.observation(run)) is not None:
+        run.observe(observation)
     tool_calls.close_open_calls(run)
     return output.cancelled(reason)
 

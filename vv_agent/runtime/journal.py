@@ -58,21 +58,10 @@ def start_model(run: Run) -> None:
     run.save(Progress(), durable=True)
 
 
-def model_failed(run: Run, error: LlmError) -> None:
-    """A recorded model call failed. A definite failure takes the record back; a lost outcome parks the run."""
+def unstart_model(run: Run) -> None:
+    """Note that the call certainly was not carried out: it may be made again."""
     name = model_call.operation_id(run)
-    entry = run.journal[name]
-    if error.definite or not error.retryable:
-        run.note(name, {**entry, "state": "planned"})
-        return
-    recovery = reconciliation.recover(
-        _model_entry(run, name, entry),
-        model_policy=AmbiguousModelPolicy.REQUIRE_RECONCILIATION,
-        tool_policy=AmbiguousToolPolicy.REQUIRE_RECONCILIATION,
-    )
-    unresolved: list[dict[str, Any]] = []
-    _apply(run, name, entry, recovery, unresolved)
-    raise Unresolved(unresolved[0])
+    run.note(name, {**run.journal[name], "state": "planned"})
 
 
 def start_tool(run: Run, position: int, intent: Mapping[str, Any] | None) -> None:
@@ -82,6 +71,18 @@ def start_tool(run: Run, position: int, intent: Mapping[str, Any] | None) -> Non
     if intent is not None:
         entry["intent"] = dict(intent)
     run.note(operation_id(run, position), entry)
+
+
+def doubt_tool(run: Run, position: int) -> None:
+    """Note that a call ended in a way that does not say whether it had its effect."""
+    name = operation_id(run, position)
+    run.note(name, {**run.journal[name], "state": "ambiguous"})
+
+
+def doubt_model(run: Run) -> None:
+    """The same for the model call."""
+    name = model_call.operation_id(run)
+    run.note(name, {**run.journal[name], "state": "ambiguous"})
 
 
 def recover(run: Run) -> Stop | None:
@@ -97,6 +98,43 @@ def recover(run: Run) -> Stop | None:
     return stop
 
 
+def settle_model(run: Run) -> Stop | None:
+    """Settle a model call of this very claim whose outcome is unknown; like `recover`."""
+    unresolved: list[dict[str, Any]] = []
+    stop = _recover_model(run, unresolved)
+    if unresolved:
+        raise Unresolved(unresolved[0])
+    return stop
+
+
+def settle_tools(run: Run) -> Stop | None:
+    """Settle the tool calls of this very claim whose outcome is unknown; like `recover`."""
+    unresolved: list[dict[str, Any]] = []
+    stop: Stop | None = None
+    for position in range(len(run.turn.calls) if run.turn is not None else 0):
+        if run.journal.get(operation_id(run, position), {}).get("state") == "ambiguous":
+            stop = stop or _recover_tool(run, position, unresolved)
+    if stop is None and unresolved:
+        raise Unresolved(unresolved[0])
+    return stop
+
+
+def observation(run: Run) -> dict[str, Any] | None:
+    """The first call that was started and has no receipt, for a run that ends without settling it."""
+    for position in range(len(run.turn.calls) if run.turn is not None else 0):
+        entry = run.journal.get(operation_id(run, position))
+        if run.turn is not None and position not in run.turn.results and entry and entry["state"] in _BEGUN:
+            return reconciliation.observe(_tool_entry(run, position, entry)).to_wire()
+    name = model_call.operation_id(run)
+    entry = run.journal.get(name)
+    if run.turn is None and entry and entry["state"] in _BEGUN:
+        return reconciliation.observe(_model_entry(run, name, entry)).to_wire()
+    return None
+
+
+_BEGUN = ("started", "ambiguous")
+
+
 def _recover_model(run: Run, unresolved: list[dict[str, Any]]) -> Stop | None:
     name = model_call.operation_id(run)
     if run.turn is not None:
@@ -104,7 +142,7 @@ def _recover_model(run: Run, unresolved: list[dict[str, Any]]) -> Stop | None:
         return None
     entry = run.journal.get(name)
     if entry is None or entry["state"] == "planned":
-        if run.head.recoveries:  # the claim before this one ended without a receipt: the call may have been made
+        if run.head.recoveries and not run.program.reconciles_models:  # the call may have been made: nobody noted it
             model_call.warn_of_duplicate(run)
             model_call.reset_stream(run)
         return None

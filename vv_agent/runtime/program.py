@@ -94,6 +94,11 @@ class Program:
         return self.definition.checkpoint_policy.ambiguous_model_policy == "require_reconciliation"
 
     @property
+    def reconciles_tools(self) -> bool:
+        """A tool call that failed after its start without saying whether it had its effect is never passed over."""
+        return self.definition.checkpoint_policy.ambiguous_tool_policy == "require_reconciliation"
+
+    @property
     def max_extension_bytes(self) -> int:
         return self.definition.checkpoint_policy.max_extension_state_bytes
 

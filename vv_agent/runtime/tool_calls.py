@@ -21,6 +21,7 @@ from vv_agent.runtime import journal
 from vv_agent.runtime.eventlog import declared_ref
 from vv_agent.runtime.helpers import Call
 from vv_agent.runtime.lease import steady_clock
+from vv_agent.runtime.output import Stop
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.tool_context import tool_context
 from vv_agent.runtime.transcript import storable
@@ -33,7 +34,10 @@ MAX_RESULT_CHARS = 8_000_000
 """A longer result is refused: it would be sent to the model in every later request."""
 MAX_SIDE_BY_SIDE = 16
 """Repeatable calls of one batch that run at the same time."""
-_TERMINAL = (ToolDirective.FINISH, ToolDirective.WAIT_USER)
+_UNKNOWN_OUTCOMES = frozenset(
+    {"tool_timeout", "tool_cancelled", "tool_connection_lost", "tool_execution_failed", "tool_orchestrator_error"}
+)
+"""Codes of results that do not say whether the call had its effect (spec/11, section 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +67,27 @@ class Outcome:
     duration_ms: int | None
 
 
-def run_tools(run: Run) -> None:
-    """Carry out the calls of the open turn that have no receipt yet."""
-    turn = run.turn
-    assert turn is not None
-    pending = [position for position in range(len(turn.calls)) if position not in turn.results]
-    while pending:
+def run_tools(run: Run) -> Stop | None:
+    """Carry out the calls of the open turn that have no receipt yet.
+
+    A call whose outcome turns out to be unknown is settled as after a crash; a Stop if an operator then aborts. Raises
+    `journal.Unresolved` when nobody can tell.
+    """
+    while pending := _pending(run):
         if (ended_by := _ended_by(run)) is not None:
             for position in pending:
                 _skip(run, position, ended_by)
-            return
-        pending = pending[_next_stage(run, pending) :]
+            return None
+        _next_stage(run, pending)
+        if run.program.reconciles_tools and (stop := journal.settle_tools(run)) is not None:
+            return stop
+    return None
+
+
+def _pending(run: Run) -> list[int]:
+    turn = run.turn
+    assert turn is not None
+    return [position for position in range(len(turn.calls)) if position not in turn.results]
 
 
 def close_open_calls(run: Run) -> None:
@@ -108,15 +122,15 @@ def _skip(run: Run, position: int, directive: str) -> None:
     run.log(["t", run.cycle, position, error_result(run.turn.call(position).id, text, code).to_wire()])
 
 
-def _next_stage(run: Run, pending: list[int]) -> int:
-    """Run the next stage; returns how many calls it settled."""
+def _next_stage(run: Run, pending: list[int]) -> None:
+    """Run the next stage."""
     stage: list[Prepared] = []
     for position in pending[:MAX_SIDE_BY_SIDE]:
         prepared = _prepare(run, position, stage)
         if prepared is None:  # refused: it has its result
             if stage:
                 break
-            return 1
+            return
         if prepared.safety is not CallSafety.REPEATABLE and stage:
             break
         stage.append(prepared)
@@ -128,7 +142,6 @@ def _next_stage(run: Run, pending: list[int]) -> int:
         _run_stage(run, stage)
     else:
         _run_alone(run, stage[0])
-    return len(stage)
 
 
 def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
@@ -220,7 +233,22 @@ def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
         running.append(_start(run, prepared, batch))
     _wait(run, running, batch)
     for one in running:
-        _complete(run, one.prepared.position, one.outcome())
+        outcome = one.outcome()
+        if _unknown(run, one.prepared, outcome.result):
+            journal.doubt_tool(run, one.prepared.position)
+        else:
+            _complete(run, one.prepared.position, outcome)
+
+
+def _unknown(run: Run, prepared: Prepared, result: ToolExecutionResult) -> bool:
+    """Whether the call may have had its effect although it failed. Who lets runs resume by themselves shows the model
+    the failure instead; a repeatable call can always be made again."""
+    return (
+        run.program.reconciles_tools
+        and prepared.safety is not CallSafety.REPEATABLE
+        and result.error_code in _UNKNOWN_OUTCOMES
+        and (result.metadata or {}).get("definitive_outcome") is not True
+    )
 
 
 @dataclass(slots=True)
