@@ -1,0 +1,168 @@
+"""Measures of one run in one process: inline overhead, store cost, growth, one large file."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sqlite3
+import string
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import floor
+from benchmarks.figures import Figure, slope
+from benchmarks.job import AGENT, Released, provider
+from vv_agent import CheckpointConfig, NoToolPolicy, RunConfig, Runner, RunResult
+from vv_agent.agent import Agent
+from vv_agent.checkpoint.memory import MemoryStore
+from vv_agent.checkpoint.sql import SqlStore
+from vv_agent.checkpoint.store import CheckpointStore
+from vv_agent.dispatch.base import Backend
+from vv_agent.dispatch.inline import InlineBackend
+from vv_agent.testing import ScriptedProvider, call, say
+
+Times = list[float]
+FORMS: dict[str, Callable[[], Backend]] = {"released": Released, "kept": InlineBackend}
+
+
+def run_job(cycles: int, store: CheckpointStore | None = None, form: str = "kept") -> tuple[float, Times]:
+    """Run the job; seconds of the whole call, and when each cycle began."""
+    began_at: Times = []
+
+    def note(event: Any) -> None:
+        if event.type == "cycle_started":
+            began_at.append(time.perf_counter())
+
+    checkpoint = CheckpointConfig(store=store, key="bench") if store is not None else None
+    config = RunConfig(
+        max_cycles=cycles, stream=note, checkpoint_config=checkpoint, execution_backend=FORMS[form]()
+    )  # fmt: skip
+    runner = Runner(model_provider=provider(cycles))
+    gc.collect()
+    began = time.perf_counter()
+    result = runner.run_sync(AGENT, "go", run_config=config)
+    spent = time.perf_counter() - began
+    assert result.final_output == "done", result
+    return spent, began_at
+
+
+def inline_overhead(cycles: int, rounds: int) -> list[Figure]:
+    """`run_sync` in memory with its events on, less the bare loop with the same model and tool."""
+    model = provider(cycles).client(None)  # type: ignore[arg-type]
+    ours, bare = [], []
+    run_job(10)
+    for _ in range(rounds):
+        bare.append(floor.bare_loop(model, cycles) / cycles * 1000)
+        ours.append(run_job(cycles)[0] / cycles * 1000)
+    note = f"a cycle takes {median(ours):.3f} ms, the bare loop {median(bare):.3f}"
+    over = median(a - b for a, b in zip(ours, bare, strict=True))
+    return [Figure("inline overhead per cycle", over, "ms", 0.5, note)]
+
+
+@contextmanager
+def sqlite_store() -> Iterator[tuple[SqlStore, Path]]:
+    with tempfile.TemporaryDirectory(prefix="vv-bench-") as folder:
+        path = Path(folder) / "runs.db"
+        store = SqlStore(f"sqlite:///{path}")
+        try:
+            yield store, path
+        finally:
+            store.close()
+
+
+def store_cost(cycles: int, rounds: int, form: str) -> list[Figure]:
+    """A cycle on SQLite less a cycle in memory, against the same writes by plain sqlite3."""
+    costs, floors = [], []
+    for _ in range(rounds):
+        with sqlite_store() as (store, path):
+            stored, _ = run_job(cycles, store, form)
+            in_memory, _ = run_job(cycles, MemoryStore(), form)
+            writes = floor.writes_of(path, kept=form == "kept")
+            raw = floor.raw_writes(path.with_name("raw.db"), writes)
+        costs.append((stored - in_memory) / cycles * 1000)
+        floors.append(raw / cycles * 1000)
+    ratio = median(costs) / median(floors)
+    writes_a_cycle = "3 writes" if form == "released" else "2 writes"
+    note = f"{median(costs):.3f} ms against {median(floors):.3f} ms raw, {writes_a_cycle} a cycle"
+    return [Figure(f"store cost, SQLite, {form}", ratio, "x", 2.0 if form == "released" else None, note)]
+
+
+def postgres_cost(url: str, cycles: int, rounds: int) -> list[Figure]:
+    """A cycle on PostgreSQL less a cycle in memory."""
+    costs = []
+    store = SqlStore(url)
+    try:
+        for _ in range(rounds):
+            stored, _ = run_job(cycles, store, "released")
+            store.delete("bench")
+            in_memory, _ = run_job(cycles, MemoryStore(), "released")
+            costs.append((stored - in_memory) / cycles * 1000)
+    finally:
+        store.close()
+    return [Figure("store cost, PostgreSQL, released", median(costs), "ms", note="for information")]
+
+
+def stored_bytes(path: Path) -> int:
+    """Bytes of all files of a store, once what lies in the write-ahead log is in the database."""
+    for file in (path, path.with_name(f"{path.name}-live")):
+        if file.exists():
+            with closing(sqlite3.connect(file)) as db:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+
+
+def growth(cycles: int, rounds: int, form: str) -> list[Figure]:
+    """How the time of a cycle and the bytes of a run grow between a tenth of its cycles and all of them."""
+    spans: list[Times] = []
+    for _ in range(rounds):
+        with sqlite_store() as (store, _):
+            _, began = run_job(cycles, store, form)
+        spans.append([(later - one) * 1000 for one, later in pairwise(began)])
+    typical = [median(row) for row in zip(*spans, strict=True)]  # of the same cycle in several runs
+    width = max(1, cycles // 50)
+    bins = [
+        (at + width / 2, median(typical[at : at + width]))
+        for at in range(cycles // 10, len(typical) - width + 1, width)
+    ]
+    sizes = []
+    for count in (cycles // 10, cycles // 4, cycles // 2, cycles):
+        with sqlite_store() as (store, path):
+            empty = stored_bytes(path)
+            run_job(count, store, form)
+            sizes.append((count, stored_bytes(path) - empty))
+    per_thousand = sizes[-1][1] / cycles * 1000 / 1e6
+    first, last = bins[0][1], bins[-1][1]
+    return [
+        Figure(f"growth of ms per cycle, {form}", slope(bins), "exponent", 0.05, f"{first:.3f} to {last:.3f} ms"),
+        Figure(f"growth of bytes, {form}", slope(sizes), "exponent", 1.05, f"{sizes[0][1]} to {sizes[-1][1]} bytes"),
+        Figure(f"1,000 cycles, {form}", per_thousand, "MB", 1.5, "added to an empty store"),
+    ]
+
+
+def _write_file_run(content: str) -> int:
+    agent = Agent(name="writer", instructions="Write.", tools=["write_file"], no_tool_policy=NoToolPolicy.FINISH)
+    steps = [call("write_file", {"path": "big.txt", "content": content}), say("done")]
+    with sqlite_store() as (store, path), tempfile.TemporaryDirectory(prefix="vv-bench-") as workspace:
+        config = RunConfig(checkpoint_config=CheckpointConfig(store=store, key="bench"), stream=lambda event: None)
+        runner = Runner(model_provider=ScriptedProvider(steps), workspace=workspace)
+        result: RunResult = runner.run_sync(agent, "go", run_config=config)
+        assert result.final_output == "done", result
+        assert (Path(workspace) / "big.txt").read_text() == content
+        return stored_bytes(path)
+
+
+def large_file() -> list[Figure]:
+    """What one write_file of 1 MB adds to all files of the store: its journal, its events and its receipts."""
+    letters = string.ascii_letters + string.digits + string.punctuation + " \n"
+    text = "".join(random.Random(2).choices(letters, k=1_000_000))  # what compression can do little for
+    wide = "".join(random.Random(3).choices([chr(n) for n in range(0x4E00, 0x9FA5)], k=333_333))
+    small = _write_file_run("x")
+    added = (_write_file_run(text) - small) / 1e6
+    note = f"random ASCII; the same bytes of random Chinese: {(_write_file_run(wide) - small) / 1e6:.2f} MB"
+    return [Figure("one write_file of 1 MB", added, "MB", 1.2, note)]
