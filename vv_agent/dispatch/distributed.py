@@ -37,7 +37,9 @@ class DistributedBackend:
     def drive(self, engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> None:
         """Hand the run over; returns at once."""
         del resume
+        engine.probe("dispatch", "before")
         self.dispatcher.dispatch(recipe)
+        engine.probe("dispatch", "after")
         if self.fallback:
             threading.Thread(
                 target=self._watch, args=(engine, recipe.key, recipe.queue), name="vv-fallback", daemon=True

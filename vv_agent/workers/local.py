@@ -25,6 +25,8 @@ _NEIGHBOURS = 1.0
 """Seconds between looks at the claims of dead processes on this host."""
 _GO_ON_HOLD_MS = 2_000
 """How long a commit leaves the run to the worker that goes on with it itself."""
+_TAKE_HOLD_MS = 2_000
+"""How long a run that was taken is left to this worker to claim, which is a matter of milliseconds unless it dies."""
 _ENOUGH = 20
 """Cycles in a row of one run before others that may wait are looked at."""
 
@@ -65,7 +67,7 @@ class LocalWorker:
         free = self._free()
         if free < 1 or self.engine.helpers.exhausted:
             return False
-        heads = self._store.take_due(self._queues, free)
+        heads = self._store.take_due(self._queues, free, hold=_TAKE_HOLD_MS)
         for head in heads:
             self._start(head)
         return bool(heads)

@@ -1,0 +1,149 @@
+"""The jobs that test processes run: an agent whose model follows the plan in its input, and tools with effects.
+
+The input is JSON: `{"plan": [step, ...]}`. A step is `{"say": text}` or `{"call": [[tool, arguments], ...]}`, with
+`sleep` (seconds the model thinks) if wanted. The model tells the recorder when it begins and ends, and a digest of
+all it saw, so that two commits of one cycle would show as two digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tests import effects
+from vv_agent import Agent, ExecutionMode, NoToolPolicy, RunConfig, Runner, ToolContext, build_default_registry, function_tool
+from vv_agent.llm.base import ModelRequest, ModelResponse, Part
+from vv_agent.llm.client import StreamingClient, parts_of
+from vv_agent.llm.reference import ModelRef
+from vv_agent.messages import Message, ToolCall
+from vv_agent.result import RunResult
+from vv_agent.testing import ScriptedProvider
+
+
+@function_tool(idempotency="supported")
+def charge(n: int, context: ToolContext, seconds: float = 0.0) -> str:
+    """Charge an account; a repeated key charges once."""
+    where = {"run_id": context.run_id, "cycle": context.cycle_index, "attempt": context.attempt}
+    effects.tell("tool_begins", **where)
+    verdict = effects.tell("charge", key=context.idempotency_key, **where)
+    if seconds:
+        context.cancellation.wait(seconds)
+    effects.tell("tool_ends", **where)
+    assert verdict in ("applied", "repeated")
+    return f"charged {n}"
+
+
+@function_tool
+def launch(n: int, context: ToolContext, seconds: float = 0.0) -> str:
+    """Launch something that cannot be taken back."""
+    where = {"run_id": context.run_id, "cycle": context.cycle_index, "attempt": context.attempt}
+    effects.tell("tool_begins", **where)
+    effects.tell("launch", **where)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:  # deaf to cancels
+        time.sleep(0.02)
+    effects.tell("tool_ends", **where)
+    return f"launched {n}"
+
+
+class PlanModel(StreamingClient):
+    """Follows the plan that stands in the first message of the user."""
+
+    def stream(self, request: ModelRequest) -> Iterator[Part]:
+        plan = _plan(request.messages)
+        where = {"run_id": str(request.metadata["run_id"]), "cycle": int(request.metadata["cycle_index"])}
+        effects.tell("model_begins", **where)
+        effects.tell("sees", key=_digest(request), **where)
+        step = plan[request.turn]
+        if step.get("sleep"):
+            request.cancellation.wait(step["sleep"])
+        if step.get("deaf"):
+            time.sleep(step["deaf"])
+        effects.tell("model_ends", **where)
+        calls = tuple(
+            ToolCall(f"call_{request.turn}_{position}", name, json.dumps(arguments))
+            for position, (name, arguments) in enumerate(step.get("call", ()))
+        )
+        yield from parts_of(ModelResponse(step.get("say", ""), calls))
+
+
+def _plan(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    plan: list[dict[str, Any]] = json.loads(next(m.content for m in messages if m.role == "user"))["plan"]
+    return plan
+
+
+def _digest(request: ModelRequest) -> str:
+    turns = sum(message.role == "assistant" for message in request.messages)
+    whole = json.dumps([message.to_wire() for message in request.messages], sort_keys=True)
+    return f"{turns}:{hashlib.sha256(whole.encode()).hexdigest()[:16]}:{request.metadata['run_id']}"
+
+
+class PlanProvider(ScriptedProvider):
+    """A provider whose only model is `PlanModel`."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def client(self, resolved: Any) -> PlanModel:  # type: ignore[override]
+        return PlanModel()
+
+    def default_model_ref(self) -> ModelRef:
+        return ModelRef.backend(self.BACKEND, self.MODEL)
+
+
+PROVIDER = PlanProvider()
+
+
+def agent(policy: NoToolPolicy = NoToolPolicy.FINISH) -> Agent:
+    """The agent of all jobs."""
+    registry = build_default_registry()
+    builtin = [registry.get(name) for name in ("task_finish", "write_file")]
+    return Agent(name="worker", instructions="Work.", tools=[charge, launch, *builtin], no_tool_policy=policy)
+
+
+def plan(*steps: dict[str, Any]) -> str:
+    return json.dumps({"plan": list(steps)})
+
+
+JOBS: dict[str, str] = {
+    "keyed": plan({"call": [["charge", {"n": 1}]]}, {"say": "done"}),
+    "unsafe": plan({"call": [["launch", {"n": 1}]]}, {"say": "done"}),
+    "decidable": plan({"call": [["write_file", {"path": "out.txt", "content": "apple"}]]}, {"say": "done"}),
+}
+
+
+def summary(result: RunResult) -> dict[str, Any]:
+    """What a test wants to know of a result."""
+    observation = result.resume_observation
+    return {
+        "status": result.status.value, "reason": result.completion_reason, "output": result.final_output,
+        "cycles": len(result.raw_result.cycles), "code": result.error_code,
+        "observation": observation.to_wire() if observation else None,
+    }  # fmt: skip
+
+
+def inline() -> None:
+    """`inline JOB KEY WORKSPACE`: run a job in this process, or go on with it, and print its result."""
+    job, key, workspace = sys.argv[1:]
+    runner = Runner(model_provider=PROVIDER, workspace=workspace)
+    result = runner.run_sync(agent(), JOBS[job], run_config=RunConfig(checkpoint_key=key))
+    print(json.dumps(summary(result)))
+
+
+def submit() -> None:
+    """`submit JOB KEY WORKSPACE`: start a distributed run and leave it to workers."""
+    job, key, workspace = sys.argv[1:]
+    runner = Runner(model_provider=PROVIDER, workspace=workspace)
+    config = RunConfig(checkpoint_key=key, execution_mode=ExecutionMode.DISTRIBUTED)
+    runner.start(agent(), JOBS[job], run_config=config)
+
+
+def cancel() -> None:
+    """`cancel KEY`: cancel a run from here; prints whether it was accepted and where the run stands."""
+    handle = Runner().attach(sys.argv[1])
+    accepted = handle.cancel("enough")
+    print(json.dumps({"accepted": accepted}))
