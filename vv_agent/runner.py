@@ -310,7 +310,9 @@ class _Start:
         if self._run.rests:
             self.handle.finish(lambda: read_result(self.engine, self._run.key, ()))
         elif not self.backend.local:
-            _follow(self.engine, self.handle, self._feed, self._run.body)
+            programs, key = self.engine.programs, self._run.key
+            programs.bind(key, self._run.program)  # should no worker be there, this process has what the run needs
+            _follow(self.engine, self.handle, self._feed, self._run.body, then=lambda: programs.unbind(key))
             self.backend.drive(self.engine, self._run.recipe, resume=self._run.existed)
         elif in_caller:
             self._drive()
@@ -515,11 +517,15 @@ def _served(store: CheckpointStore, head: Head) -> bool:
     return head.queue is not None and workers_of(store, head.queue, 10.0)
 
 
-def _follow(engine: Engine, handle: RunHandle, feed: EventFeed, body: Body) -> None:
-    """Watch a run that others advance, from its first event; the handle gets its result when the run ends or rests."""
+def _follow(
+    engine: Engine, handle: RunHandle, feed: EventFeed, body: Body, *, then: Callable[[], None] = lambda: None
+) -> None:
+    """Watch a run that others advance, from its first event; the handle gets its result when the run ends or rests
+    (`then` is called before)."""
     key = handle.checkpoint_key
 
     def over(end: Head | VVAgentError) -> None:
+        then()
         if isinstance(end, VVAgentError):
             handle.fail(end)
         else:

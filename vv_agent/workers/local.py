@@ -141,6 +141,10 @@ class LocalWorker:
         self._socket.close()
 
 
+_LEVELS = {"refused": logging.DEBUG, "deferred": logging.WARNING}
+"""A run that this worker cannot serve waits for an operator to give it what it lacks; he must see that."""
+
+
 def _tell(recipe: CycleRecipe, step: Advanced) -> None:
-    level = logging.DEBUG if step.what == "refused" else logging.INFO
+    level = _LEVELS.get(step.what, logging.INFO)
     log.log(level, "cycle %s of %s: %s%s", recipe.cycle, recipe.key, step.what, f" ({step.why})" if step.why else "")

@@ -1,0 +1,1 @@
+"""Programs that show vv-agent at work."""

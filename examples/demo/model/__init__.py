@@ -1,0 +1,1 @@
+"""The small model of the demo and its server."""
