@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vv_agent import process, references
+from vv_agent._facade import on_class_too
 from vv_agent.agent import Agent
 from vv_agent.checkpoint.admission import Admission, admit
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy, validate_key
@@ -53,7 +54,7 @@ class Runner:
 
     `model_provider` serves agents and configs that bring none (default: the settings file); `workspace` is the folder
     of the file tools; `default_run_config` stands below each run's own config. One runner may start any number of
-    runs at once.
+    runs at once. Called on the class, a method works on `Runner()`: settings file, default store, no default config.
 
     Example:
         >>> from vv_agent import Agent, NoToolPolicy, Runner
@@ -85,6 +86,7 @@ class Runner:
         provider = VvLlmModelProvider.from_settings_file(path)
         return cls(model_provider=provider.with_default_backend(backend) if backend else provider, **options)
 
+    @on_class_too
     def configured(self, default_run_config: RunConfig | None = None) -> ConfiguredRunner:
         """The same runner with another default config, which replaces this one's."""
         return ConfiguredRunner(
@@ -94,6 +96,7 @@ class Runner:
 
     # Running.
 
+    @on_class_too
     def run_sync(self, agent: Agent, input: str, *, run_config: RunConfig | None = None) -> RunResult:  # noqa: A002
         """Run an agent and wait: to its end, or until the run waits for somebody.
 
@@ -104,6 +107,7 @@ class Runner:
         start.begin(in_caller=True)
         return start.handle.result()
 
+    @on_class_too
     async def run(self, agent: Agent, input: str, *, run_config: RunConfig | None = None) -> RunResult:  # noqa: A002
         """The awaitable form of `run_sync`; it blocks no event loop.
 
@@ -118,12 +122,14 @@ class Runner:
                 start.handle.cancel("The awaiting task was cancelled.")
             raise
 
+    @on_class_too
     def start(self, agent: Agent, input: str, *, run_config: RunConfig | None = None) -> RunHandle:  # noqa: A002
         """Begin a run in the background; the handle gives its events and result."""
         start = self._prepare(agent, input, run_config, live=True)
         start.begin()
         return start.handle
 
+    @on_class_too
     def stream_sync(
         self,
         agent: Agent,
@@ -142,6 +148,7 @@ class Runner:
             if start.backend.local:
                 start.handle.cancel("The reader of its events left.")
 
+    @on_class_too
     async def stream(
         self,
         agent: Agent,
@@ -160,6 +167,7 @@ class Runner:
             if start.backend.local:
                 start.handle.cancel("The reader of its events left.")
 
+    @on_class_too
     def attach(self, key: str, *, store: CheckpointStore | None = None) -> RunHandle:
         """Follow a run by its key, whoever advances it. `checkpoint_not_found` if the store has none."""
         home = store or self._store_of_settings()
@@ -170,6 +178,7 @@ class Runner:
         _follow(engine, handle, feed, Body.unpack(snapshot.head.body, key))
         return handle
 
+    @on_class_too
     def resume(
         self,
         state: RunState | str,

@@ -15,6 +15,30 @@ import pytest
 
 ISSUES = frozenset({"cluster", "command line", "tools", "control", "memory", "app server", "people"})
 """The later issues a pending case may wait for."""
+WHOLE_FILES = {
+    name: f"pending: {issue}: {reason}"
+    for issue, reason, names in (
+        ("control", "hooks, guardrails and output validation", "after_cycle_hook.json output_validation.json"),
+        ("control", "completion rules beyond tools and limits", "completion_policy.json runner_terminal.json"),
+        ("control", "hand-offs and sub-agents", "handoff_contract.json configured_sub_agent.json"),
+        ("control", "hand-offs and sub-agents", "public_configured_sub_agent.json manager_tool_envelope.json"),
+        ("control", "sessions", "session_codec.json session_items.jsonl runner_session_messages.jsonl"),
+        ("control", "sessions", "session_sqlite_canonical.sql"),
+        ("control", "options of a run and of its handle", "run_config_controls.json run_handle.json"),
+        ("control", "tracing", "runner_trace.jsonl runner_trace_spans.json"),
+        ("cluster", "queue messages and the driver of a distributed run", "distributed_run_driver.json"),
+        ("cluster", "queue messages and the driver of a distributed run", "distributed_run_envelope.json"),
+        ("command line", "the commands", "cli_contract.json"),
+        ("memory", "memory, prompt and history", "memory_lifecycle.json memory_local.json prompt_bundle.json"),
+        ("memory", "memory, prompt and history", "assistant_reasoning_history.json"),
+        ("app server", "the App Server", "app_server_observable.json"),
+    )
+    for name in names.split()
+} | {
+    "checkpoint_sqlite_canonical.sql": "differs on purpose: storage forms are ours (DESIGN 10)",
+    "distributed_worker_response.json": "differs on purpose: queue messages are ours (DESIGN 10)",
+}
+"""Fixtures that no test reads yet, or ever will."""
 FILES: list[Cases] = []
 """Every fixture whose cases were run in this session."""
 

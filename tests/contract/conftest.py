@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from tests.contract.aside import FILES
+from tests.contract.aside import FILES, WHOLE_FILES
+from tests.contract.fixtures import READERS, folder
+
+_PASSED: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        _PASSED[report.nodeid.split("::")[0].removesuffix(".py").replace("/", ".")] += 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    lines = [line for cases in FILES for line in cases.report() if cases.ran or cases.aside or cases.waiting]
-    if lines:
-        terminalreporter.section("contract cases")
-        for line in lines:
-            terminalreporter.write_line(line)
+    if not _PASSED.keys() & {module for modules in READERS.values() for module in modules}:
+        return
+    terminalreporter.section("contract cases")
+    with_lists = set()
+    for cases in FILES:
+        if cases.ran or cases.aside or cases.waiting:
+            with_lists.add(cases.fixture)
+            for line in cases.report():
+                terminalreporter.write_line(line)
+    for fixture, modules in sorted(READERS.items()):
+        if fixture not in with_lists and (passed := sum(_PASSED[module] for module in modules)):
+            where = ", ".join(sorted(module.rpartition(".")[2] for module in modules))
+            terminalreporter.write_line(f"{fixture}: {passed} tests passed in {where}, nothing set aside")
+    home = folder()
+    for fixture in sorted(path.name for path in home.iterdir()) if home else ():
+        if fixture not in READERS:
+            terminalreporter.write_line(f"{fixture}: {WHOLE_FILES.get(fixture, 'read by no test of this session')}")

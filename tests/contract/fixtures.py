@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+READERS: dict[str, set[str]] = {}
+"""Fixture -> the modules of this session that read it."""
 _BESIDE = Path(__file__).resolve().parents[3] / "shared" / "contract" / "fixtures"
 
 
@@ -29,5 +32,8 @@ def load(name: str) -> Any:
     home = folder()
     if home is None:
         pytest.skip("no contract fixtures on this machine (set VV_CONTRACT_DIR)", allow_module_level=True)
+    frame = inspect.currentframe()
+    if frame is not None and frame.f_back is not None:
+        READERS.setdefault(name, set()).add(str(frame.f_back.f_globals["__name__"]))
     text = (home / name).read_text(encoding="utf-8")
     return text.splitlines() if name.endswith(".jsonl") else json.loads(text)

@@ -19,13 +19,13 @@ APPROVAL = load("approval_tool_policy.json")
 METADATA_CASES = Cases(
     "tool_metadata.json",
     pending={
-        name: ("control", reason)
-        for name, reason in {
-            "producer_cases": "they run a tool inside an agent and compare events",
-            "app_server_projection": "it needs the App Server",
-            "checkpoint": "it needs a run with sub-agents",
-            "task_independence": "it needs a run",
-        }.items()
+        name: (issue, reason)
+        for name, issue, reason in (
+            ("producer_cases", "control", "they run a tool inside an agent and compare events"),
+            ("app_server_projection", "app server", "it needs the App Server"),
+            ("checkpoint", "control", "it needs a run with sub-agents"),
+            ("task_independence", "control", "it needs a run"),
+        )
     },
 )
 APPROVAL_CASES = Cases(

@@ -17,7 +17,7 @@ def _home(module: str, names: str) -> None:
 
 _home("vv_agent.errors", "LlmError RetryLater")
 _home("vv_agent.llm.base", "Model ModelRequest ModelResponse Part TextDelta ReasoningDelta ToolCallDelta UsageReport")
-_home("vv_agent.llm.base", "Finish collect")
+_home("vv_agent.llm.base", "ToolCallPreview Finish collect")
 _home("vv_agent.llm.settings", "ModelSettings RetrySettings ResponseFormat ToolChoice")
 _home("vv_agent.llm.reference", "ModelRef ModelProvider ResolvedModelConfig EndpointTarget EndpointOption Secret")
 _home("vv_agent.llm.client", "LLMClient LlmRequest StreamingClient as_model")

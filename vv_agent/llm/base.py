@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Visible text as it is generated."""
+    """Visible text as it is generated. The counts are the provider's own, if it gives any."""
 
     text: str
+    chars: int | None = None
+    estimated_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class ReasoningDelta:
     """Reasoning text; never shown as an answer."""
 
     text: str
+    chars: int | None = None
+    estimated_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,18 @@ class ToolCallDelta:
     name: str | None = None
     arguments: str = ""
     extra_content: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPreview:
+    """A tool call as the model writes it, from a client that brings the call itself at the end: shown, not kept."""
+
+    id: str
+    name: str
+    first: bool
+    index: int | None = None
+    arguments_chars: int | None = None
+    estimated_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +77,7 @@ class Finish:
     reason: str
 
 
-Part: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta | UsageReport | Finish
+Part: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta | ToolCallPreview | UsageReport | Finish
 
 
 @dataclass(frozen=True, slots=True)

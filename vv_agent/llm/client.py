@@ -18,14 +18,17 @@ from vv_agent.llm.base import (
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
+    ToolCallPreview,
     collect,
 )
+from vv_agent.llm.payloads import part_of
 from vv_agent.messages import Message
 
 if TYPE_CHECKING:
     from vv_agent.llm.settings import ModelSettings
 
-StreamCallback = Callable[[Part], object]
+StreamCallback = Callable[[Part | Mapping[str, Any]], object]
+"""Gets live parts; a foreign client may give plain payloads instead (`vv_agent.llm.payloads`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +114,25 @@ class CompletingModel:
                     case TextDelta() | ReasoningDelta():
                         seen.add(type(item))
                         yield item
+                    case ToolCallPreview():
+                        yield item
         except LlmError:
             raise
         except Exception as error:
             raise LlmError("network", f"{where} failed: {error!r}", retryable=True) from error
 
     def _call(self, request: ModelRequest, put: Callable[[Part | ModelResponse], None]) -> None:
+        def show(item: Part | Mapping[str, Any]) -> None:
+            part = part_of(item) if isinstance(item, Mapping) else item
+            if part is not None:
+                put(part)
+
         put(
             self._client.complete(
                 model=request.model_id,
                 messages=request.messages,
                 tools=request.tools,
-                stream_callback=put,
+                stream_callback=show,
                 model_settings=request.settings,
                 request_metadata=request.metadata,
             )

@@ -21,7 +21,7 @@ from vv_agent.llm.settings import ModelSettings
 from vv_agent.runtime.program import BEFORE_SLOT, MODEL_SLOT, PROVIDER_SLOT, RECONCILE_SLOT, Program, tool_slot
 from vv_agent.tools.base import Tool
 from vv_agent.tools.builtin import build_default_registry
-from vv_agent.tools.policy import ApprovalMode, ToolPolicy, merge_policies
+from vv_agent.tools.policy import ApprovalPolicy, ToolPolicy, merge_policies
 from vv_agent.workspace import LocalWorkspaceBackend, WorkspaceBackend
 
 DEFAULT_WORKSPACE = "./workspace"
@@ -53,7 +53,7 @@ def compile_run(layers: Layers, text: str, *, run_id: str, workspace: str | Path
     resolved = layers.provider.resolve(ref)
     settings = _settings(layers, resolved)
     policy = merge_policies(agent.tool_policy, _policy(layers.default), _policy(layers.run))
-    if policy.approval is ApprovalMode.ALWAYS:
+    if policy.approval is ApprovalPolicy.ALWAYS:
         raise ConfigError("approval_unavailable", "ToolPolicy(approval='always') needs approvals, not available yet")
     tools = [tool for tool in _tools(agent) if _enabled(tool, config.context)]
     files = config.workspace_backend or LocalWorkspaceBackend(config.workspace or workspace or DEFAULT_WORKSPACE)

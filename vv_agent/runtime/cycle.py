@@ -43,7 +43,7 @@ def run_cycle(run: Run, commit: CommitPlan) -> None:
     except LlmError as error:
         decision = output.failed(error.message, error.code)
     except Stopping:
-        if run.turn is None:  # a model call was cut off: it may be paid twice
+        if run.turn is None and not run.program.reconciles_models:  # a model call was cut off: it may be paid twice
             model_call.warn_of_duplicate(run)
         run.save(Release())
         return

@@ -108,12 +108,13 @@ def settle_model(run: Run) -> Stop | None:
 
 
 def settle_tools(run: Run) -> Stop | None:
-    """Settle the tool calls of this very claim whose outcome is unknown; like `recover`."""
+    """Settle the tool calls of this very claim whose outcome is unknown; like `recover`, but no file is looked at: a
+    call that is abandoned may still write it."""
     unresolved: list[dict[str, Any]] = []
     stop: Stop | None = None
     for position in range(len(run.turn.calls) if run.turn is not None else 0):
         if run.journal.get(operation_id(run, position), {}).get("state") == "ambiguous":
-            stop = stop or _recover_tool(run, position, unresolved)
+            stop = stop or _recover_tool(run, position, unresolved, look=False)
     if stop is None and unresolved:
         raise Unresolved(unresolved[0])
     return stop
@@ -167,7 +168,7 @@ def _model_entry(run: Run, name: str, entry: Mapping[str, Any]) -> ModelEntry:
     )  # fmt: skip
 
 
-def _recover_tool(run: Run, position: int, unresolved: list[dict[str, Any]]) -> Stop | None:
+def _recover_tool(run: Run, position: int, unresolved: list[dict[str, Any]], *, look: bool = True) -> Stop | None:
     assert run.turn is not None
     name = operation_id(run, position)
     if position in run.turn.results:
@@ -175,7 +176,7 @@ def _recover_tool(run: Run, position: int, unresolved: list[dict[str, Any]]) -> 
         _replayed(run, name, "tool", "failed" if result["status_code"] == "ERROR" else "succeeded")
         return None
     entry = run.journal.get(name)
-    if entry is None or entry["state"] == "planned" or _seen_done(run, position, entry):
+    if entry is None or entry["state"] == "planned" or (look and _seen_done(run, position, entry)):
         return None
     recovery = _decide(run, _tool_entry(run, position, entry))
     if (stop := _apply(run, name, entry, recovery, unresolved)) is not None:

@@ -9,7 +9,16 @@ from dataclasses import replace
 from vv_agent.cancellation import CancellationToken
 from vv_agent.checkpoint.identity import model_operation_id
 from vv_agent.errors import LlmError
-from vv_agent.llm.base import ModelRequest, ModelResponse, Part, ReasoningDelta, TextDelta, ToolCallDelta, collect
+from vv_agent.llm.base import (
+    ModelRequest,
+    ModelResponse,
+    Part,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallPreview,
+    collect,
+)
 from vv_agent.messages import ToolCall
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import clean
@@ -127,6 +136,7 @@ class _LiveText:
         self._run = run
         self._open = True
         self._calls: dict[int, list[str | int]] = {}
+        self._previewed: set[str] = set()
 
     def close(self) -> None:
         self._open = False
@@ -135,12 +145,22 @@ class _LiveText:
         if not self._open:
             return
         match part:
-            case TextDelta(text):
-                self._run.emit("assistant_delta", delta=clean(text))
-            case ReasoningDelta(text):
-                self._run.emit("reasoning_delta", delta=clean(text))
-            case ToolCallDelta():
+            case TextDelta(text, chars, tokens):
+                self._run.emit("assistant_delta", delta=clean(text), content_chars=chars, estimated_tokens=tokens)
+            case ReasoningDelta(text, chars, tokens):
+                self._run.emit("reasoning_delta", delta=clean(text), reasoning_chars=chars, estimated_tokens=tokens)
+            case ToolCallDelta() if part.id not in self._previewed:
                 self._tool_call(part)
+            case ToolCallPreview():
+                self._preview(part)
+
+    def _preview(self, part: ToolCallPreview) -> None:
+        self._previewed.add(part.id)
+        self._run.emit(
+            "model_tool_call_started" if part.first else "model_tool_call_progress",
+            tool_call_id=clean(part.id), tool_call_index=part.index, tool_name=clean(part.name),
+            arguments_chars=part.arguments_chars, estimated_tokens=part.estimated_tokens,
+        )  # fmt: skip
 
     def _tool_call(self, part: ToolCallDelta) -> None:
         first = part.index not in self._calls

@@ -18,7 +18,7 @@ from vv_agent.tools.output import error_result
 CanUseTool = Callable[[str, Arguments], bool]
 
 
-class ApprovalMode(StrEnum):
+class ApprovalPolicy(StrEnum):
     """Who must say yes before a call runs. `default` inherits; `on_request` follows the tool's own declaration."""
 
     DEFAULT = "default"
@@ -38,7 +38,7 @@ class ToolPolicy:
 
     allowed_tools: Collection[str] | None = None
     disallowed_tools: Collection[str] = ()
-    approval: ApprovalMode = ApprovalMode.DEFAULT
+    approval: ApprovalPolicy = ApprovalPolicy.DEFAULT
     can_use_tool: CanUseTool | None = None
     denied_side_effects: Collection[ToolSideEffect | str] = ()
     denied_capability_tags: Collection[str] = ()
@@ -84,12 +84,12 @@ def merge_policies(agent: ToolPolicy | None, runner: ToolPolicy | None, run: Too
     first approval mode that is not the default of run, agent, runner."""
     layers = [layer for layer in (agent, runner, run) if layer is not None]
     allowed = [layer.allowed_tools for layer in layers if layer.allowed_tools is not None]
-    modes = [layer.approval for layer in (run, agent, runner) if layer and layer.approval is not ApprovalMode.DEFAULT]
+    modes = [layer.approval for layer in (run, agent, runner) if layer and layer.approval is not ApprovalPolicy.DEFAULT]
     predicates = tuple(layer.can_use_tool for layer in layers if layer.can_use_tool is not None)
     return ToolPolicy(
         allowed_tools=allowed[-1] if allowed else None,
         disallowed_tools=[name for layer in layers for name in layer.disallowed_tools],
-        approval=modes[0] if modes else ApprovalMode.DEFAULT,
+        approval=modes[0] if modes else ApprovalPolicy.DEFAULT,
         can_use_tool=AllOf(predicates) if len(predicates) > 1 else next(iter(predicates), None),
         denied_side_effects=[effect for layer in layers for effect in layer.denied_side_effects],
         denied_capability_tags=[tag for layer in layers for tag in layer.denied_capability_tags],
@@ -248,10 +248,10 @@ def _side_effects(values: Iterable[ToolSideEffect | str]) -> tuple[ToolSideEffec
         raise ConfigError("tool_metadata_invalid", f"denied_side_effects: {error}") from None
 
 
-def _approval(value: ApprovalMode | str) -> ApprovalMode:
+def _approval(value: ApprovalPolicy | str) -> ApprovalPolicy:
     try:
-        return ApprovalMode(value)
+        return ApprovalPolicy(value)
     except ValueError:
         raise ConfigError(
-            "tool_policy_invalid", f"approval {value!r} is not one of {', '.join(ApprovalMode)}"
+            "tool_policy_invalid", f"approval {value!r} is not one of {', '.join(ApprovalPolicy)}"
         ) from None

@@ -71,6 +71,39 @@ def test_else_the_model_reads_the_failure(tool: Any, policies: dict[str, str], t
     assert outcome.ok.cycles[0].tool_results[0].status_code == "ERROR"
 
 
+class OneFile:
+    """A decidable tool whose write always fails, and whose file is as before."""
+
+    def __init__(self, tool: Any) -> None:
+        self._tool = tool
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tool, name)
+
+    def invoke(self, context: ToolContext, arguments: Any) -> Any:
+        self.calls += 1
+        return self._tool.invoke(context, arguments)
+
+    def intend(self, context: ToolContext, arguments: Any) -> Any:
+        return {"before": "a", "after": "b"}
+
+    def examine(self, context: ToolContext, arguments: Any, intent: Any) -> Any:
+        return "not_done"
+
+    def replayed(self, context: ToolContext, arguments: Any, intent: Any) -> Any:
+        raise AssertionError("it was not done")
+
+
+def test_a_failed_file_tool_is_looked_at_when_the_run_is_resumed_not_at_once(tmp_path: Path) -> None:
+    tool = OneFile(failing(breaks))
+    run = host(tmp_path, tool)
+    assert run.run([asks()]).ok.status == "reconciliation_required"
+    assert tool.calls == 1
+    assert run.run().ok.status == "reconciliation_required"
+    assert tool.calls == 2, "the file is as before, so it is made again"
+
+
 class Decides:
     def __init__(self, *decisions: ReconciliationDecision) -> None:
         self.left = list(decisions)

@@ -12,7 +12,7 @@ from vv_agent.errors import ConfigError
 from vv_agent.tool_metadata import ToolMetadata, ToolSideEffect
 from vv_agent.tools.base import Tool
 from vv_agent.tools.function import FunctionTool
-from vv_agent.tools.policy import AllOf, ApprovalMode, PlannedCall, ToolPolicy, merge_policies, refusal
+from vv_agent.tools.policy import AllOf, ApprovalPolicy, PlannedCall, ToolPolicy, merge_policies, refusal
 
 WRITES = ToolMetadata(ToolSideEffect.WRITE, terminal=True, capability_tags=("fs",), cost_dimensions=("io",))
 
@@ -122,7 +122,7 @@ def test_layers_are_merged_by_their_rules() -> None:
     )
     assert merged.allowed_tools == ()
     assert merged.disallowed_tools == ("x", "y", "z")
-    assert merged.approval is ApprovalMode.ON_REQUEST
+    assert merged.approval is ApprovalPolicy.ON_REQUEST
     assert merged.can_use_tool == AllOf((first, second))
     assert AllOf((first, second))("t", {})
     assert not AllOf((first, second))("u", {})

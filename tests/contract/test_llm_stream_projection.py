@@ -1,0 +1,138 @@
+"""llm_stream_projection.json: what a client streams, and the typed events that come of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.aside import Cases
+from tests.contract.fixtures import load
+from tests.runs import QueueProvider, asks, response
+from vv_agent import Agent, RunConfig, Runner
+from vv_agent._json import MAX_WIRE
+from vv_agent.events import EVENT_CLASSES, RunEvent
+from vv_agent.llm.base import ModelResponse
+from vv_agent.llm.payloads import part_of
+
+FIXTURE = load("llm_stream_projection.json")
+SCENES = [name for name, value in FIXTURE.items() if isinstance(value, dict) and "provider_payloads" in value]
+CASES = Cases(
+    "llm_stream_projection.json",
+    pending={
+        "scope_rules/configured_child": ("control", "sub-agents are not built yet"),
+        "public_event_surface/durable_replay": ("control", "RunConfig has no event_store yet"),
+        **{f"{name}/session_id": ("control", "sessions are not built yet") for name in SCENES},
+    },
+)
+DYNAMIC = {"event_id", "run_id", "trace_id", "created_at"}
+
+
+class Foreign:
+    """A client that only has `complete` and streams plain payloads, in the last of its calls."""
+
+    def __init__(self, payloads: list[dict[str, Any]], before: int, last: ModelResponse) -> None:
+        self._payloads, self._before, self._last = payloads, before, last
+        self.calls = 0
+
+    def complete(self, *, stream_callback: Any = None, **request: Any) -> ModelResponse:
+        self.calls += 1
+        if self.calls <= self._before:
+            return response("going on")
+        for payload in self._payloads:
+            stream_callback(payload)
+        return self._last
+
+
+def observe(scene: dict[str, Any], folder: Path, *, stream: Any = None) -> tuple[Any, list[RunEvent]]:
+    """Run an agent whose model streams the scene's payloads in the scene's cycle."""
+    cycle = scene["context"]["cycle_index"]
+    text = "".join(p.get("content_delta") or p.get("delta") or "" for p in scene["provider_payloads"])
+    step = asks("task_finish", call_id="call_stream", arguments={"message": "done"})
+    provider = QueueProvider([])
+    provider._model = Foreign(scene["provider_payloads"], cycle - 1, response(step | {"content": text}))  # type: ignore[assignment]
+    agent = Agent(name=scene["context"]["agent_name"], instructions="Stream.")
+    events: list[RunEvent] = []
+
+    def see(event: RunEvent) -> None:
+        events.append(event)
+        if stream is not None:
+            stream(event)
+
+    runner = Runner(model_provider=provider, workspace=folder)
+    return runner.run_sync(agent, "hello", run_config=RunConfig(stream=see, max_cycles=cycle)), events
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_payloads_become_typed_events_of_the_run(name: str, tmp_path: Path) -> None:
+    scene = FIXTURE[name]
+    with CASES.run(name):
+        result, events = observe(scene, tmp_path)
+        types = {mapping["wire_type"] for mapping in FIXTURE["mappings"].values()}
+        cycle = scene["context"]["cycle_index"]
+        live = [e.to_wire() for e in events if e.type in types and e.to_wire()["cycle_index"] == cycle]
+        left = DYNAMIC | {"session_id"}
+        expected = [{k: v for k, v in wire.items() if k not in left} for wire in scene["expected_wire_events"]]
+        assert [{k: v for k, v in wire.items() if k not in left} for wire in live] == expected
+        assert len(live) == scene["typed_event_count"]
+        assert {wire["run_id"] for wire in live} == {result.run_id}
+        assert {wire["trace_id"] for wire in live} == {result.trace_id}
+        assert result.final_output == "done", "what was streamed decides nothing"
+        executed = [event.type for event in events if event.type == scene["execution_event_type"]]
+        assert len(executed) == 1, "a model's preview of a call is not its execution"
+    CASES.show(f"{name}/session_id")
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_an_observer_that_fails_changes_nothing(name: str, tmp_path: Path) -> None:
+    def fail(event: RunEvent) -> None:
+        raise RuntimeError("observer")
+
+    with CASES.run("public_event_surface"):
+        assert FIXTURE["public_event_surface"]["observer_failure"] == "isolated"
+        result, _ = observe(FIXTURE[name], tmp_path, stream=fail)
+        assert result.status == "completed"
+    CASES.show("public_event_surface/durable_replay")
+    CASES.show("scope_rules/configured_child")
+
+
+@pytest.mark.parametrize("source", list(FIXTURE["mappings"]))
+def test_a_mapping_has_the_fields_of_the_contract(source: str) -> None:
+    mapping = FIXTURE["mappings"][source]
+    with CASES.run(f"mappings/{source}"):
+        required = [*mapping.get("required_source_fields", ())]
+        required += [names[0] for names in mapping.get("required_source_field_alternatives", ())]
+        whole: dict[str, Any] = {"event": source, **dict.fromkeys(required, "text")}
+        assert part_of(whole) is not None
+        for name in required:
+            assert part_of({k: v for k, v in whole.items() if k != name}) is None
+        for names in mapping.get("required_source_field_alternatives", ()):
+            for other in names:
+                assert part_of({"event": source, other: "text"}) is not None
+        for name in mapping["optional_source_fields"]:
+            assert part_of(whole | {name: FIXTURE["json_safe_integer_maximum"]}) is not None
+            for wrong in (-1, 1.5, True, "1", FIXTURE["json_safe_integer_maximum"] + 1):
+                assert part_of(whole | {name: wrong}) is None
+        assert mapping["wire_type"] in EVENT_CLASSES
+
+
+def test_a_diagnostic_has_the_fields_of_the_contract() -> None:
+    wanted = FIXTURE["diagnostic_event"]
+    with CASES.run("diagnostic_event"):
+        fields = EVENT_CLASSES[wanted["wire_type"]].model_fields
+        assert set(wanted["required_fields"]) <= fields.keys()
+        assert list(fields["level"].annotation.__args__) == wanted["levels"]  # type: ignore[union-attr]
+
+
+def test_unknown_and_lifecycle_payloads_are_dropped() -> None:
+    with CASES.run("adapter_boundary"):
+        for policy in (
+            "unknown_source_event_policy",
+            "invalid_known_event_policy",
+            "lifecycle_shaped_source_event_policy",
+        ):
+            assert FIXTURE["adapter_boundary"][policy] == "drop"
+        for payload in ({"event": "new_thing"}, {"event": "assistant_delta"}, {"event": "run_completed"}):
+            assert part_of(payload) is None
+        assert FIXTURE["json_safe_integer_maximum"] == MAX_WIRE
