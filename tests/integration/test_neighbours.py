@@ -66,7 +66,9 @@ def test_a_worker_that_slept_past_its_lease_commits_nothing(shared_world: World)
     result = handle.result(30)
     over = time.monotonic() - stopped
     workers[sleeper].signal(signal.SIGCONT)
-    said = until(lambda: re.search(r"cycle 1 of k: lost.*", workers[sleeper].said()), "the sleeper says it lost the run")
+    said = until(
+        lambda: re.search(r"cycle 1 of k: lost.*", workers[sleeper].said()), "the sleeper says it lost the run"
+    )
     print(f"\n{world.store.url.split(':')[0]}: taken over and ended after {over:.2f} s; then: {said.group(0)[:110]}")
     assert result.final_output == "done"
     charges = world.effects("charge")
@@ -146,7 +148,9 @@ def test_a_cancel_from_another_process_ends_a_silent_model_call(shared_world: Wo
     assert canceller.wait() == 0, canceller.said()
     assert answer_of(canceller) == {"accepted": True}
     result = handle.result(lease / 3 + 3)
-    print(f"\n{world.store.url.split(':')[0]}: ended {time.monotonic() - asked:.2f} s after the cancel (lease {lease} s)")
+    print(
+        f"\n{world.store.url.split(':')[0]}: ended {time.monotonic() - asked:.2f} s after the cancel (lease {lease} s)"
+    )
     assert (result.status, result.completion_reason, result.final_output) == ("failed", "cancelled", "enough")
     assert world.effects("launch") == []
 
@@ -164,7 +168,9 @@ def test_no_unsafe_tool_starts_after_an_accepted_cancel(shared_world: World) -> 
     assert world.effects("launch") == []
     first, second = result.raw_result.cycles[0].tool_results
     print(f"\ncharge: {first.status_code} {first.error_code}; launch: {second.error_code}")
-    assert (first.status_code, first.content) == ("SUCCESS", "charged 1"), "it ended within its grace: its result counts"
+    assert (first.status_code, first.content) == ("SUCCESS", "charged 1"), (
+        "it ended within its grace: its result counts"
+    )
     assert second.error_code == "tool_execution_cancelled"
 
 
