@@ -15,7 +15,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests import effects
-from vv_agent import Agent, ExecutionMode, NoToolPolicy, RunConfig, Runner, ToolContext, build_default_registry, function_tool
+from vv_agent import (
+    Agent,
+    ExecutionMode,
+    NoToolPolicy,
+    RunConfig,
+    Runner,
+    ToolContext,
+    build_default_registry,
+    function_tool,
+)
 from vv_agent.llm.base import ModelRequest, ModelResponse, Part
 from vv_agent.llm.client import StreamingClient, parts_of
 from vv_agent.llm.reference import ModelRef

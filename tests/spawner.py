@@ -1,6 +1,6 @@
 """Starts test processes by forking one that has everything imported: real processes, without the half second of imports.
 
-    python -m tests.spawner      (reads requests, writes pids and exits as JSON lines)
+python -m tests.spawner      (reads requests, writes pids and exits as JSON lines)
 """
 
 from __future__ import annotations
