@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from vv_agent.dispatch.distributed import settle
-from vv_agent.errors import RunFinished
+from vv_agent.errors import CheckpointError
 from vv_agent.events import RunEvent
 from vv_agent.result import RunResult
 from vv_agent.runtime.context import Engine
@@ -111,17 +111,19 @@ class RunHandle:
         return asyncio.shield(asyncio.wrap_future(self._future)).__await__()
 
     def cancel(self, reason: str | None = None) -> bool:
-        """Ask the run to stop; False when it ended already or was cancelled before.
+        """Ask the run to stop, also one that waits for somebody; False when it ended already or was cancelled before.
 
         The cancel is durable once this returns; the result then has reason `cancelled` with `reason` as its error.
         """
         with self._cancel:
-            if self._cancelled or self._future.done():
+            if self._cancelled:
                 return False
             try:
                 signal = cancel_signal(f"cancel_{secrets.token_hex(8)}", reason or DEFAULT_REASON)
                 posted = self._engine.store.post(self.checkpoint_key, signal)
-            except RunFinished:
+            except CheckpointError as error:
+                if error.code not in ("run_finished", "checkpoint_not_found"):  # a run in memory is gone once it ended
+                    raise
                 return False
             self._cancelled = True
         if not self._engine.keeper.poke(self.checkpoint_key):
@@ -146,6 +148,11 @@ class RunHandle:
         """The run cannot be followed any more."""
         self._future.set_exception(error)
         self._feed.close()
+
+    def leave(self, reason: str | None) -> None:
+        """Cancel the run if it is still under way; one that came to rest is left as it is."""
+        if not self._future.done():
+            self.cancel(reason)
 
     def finish(self, make: Callable[[], RunResult]) -> None:
         """Set the outcome once and end the event streams."""

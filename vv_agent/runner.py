@@ -119,7 +119,7 @@ class Runner:
             return await start.handle
         except asyncio.CancelledError:
             if start.backend.local:
-                start.handle.cancel("The awaiting task was cancelled.")
+                start.handle.leave("The awaiting task was cancelled.")
             raise
 
     @on_class_too
@@ -146,7 +146,7 @@ class Runner:
             start.handle.result()  # raises what kept the run from ending
         finally:
             if start.backend.local:
-                start.handle.cancel("The reader of its events left.")
+                start.handle.leave("The reader of its events left.")
 
     @on_class_too
     async def stream(
@@ -165,7 +165,7 @@ class Runner:
             await start.handle
         finally:
             if start.backend.local:
-                start.handle.cancel("The reader of its events left.")
+                start.handle.leave("The reader of its events left.")
 
     @on_class_too
     def attach(self, key: str, *, store: CheckpointStore | None = None) -> RunHandle:
@@ -315,7 +315,7 @@ class _Start:
         """Carry the run on: in the caller's thread, in one of our own, or by workers."""
         token = self._config.cancellation_token
         if token is not None:
-            token.on_cancel(lambda: self.handle.cancel(token.reason))
+            token.on_cancel(lambda: self.handle.leave(token.reason))
         if self._run.rests:
             self.handle.finish(lambda: read_result(self.engine, self._run.key, ()))
         elif not self.backend.local:

@@ -54,6 +54,8 @@ def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> Advan
         match step.what:
             case "committed":
                 recipe = step.next[0]
+            case "released" if not engine.stopping:  # something woke it while it was parking
+                recipe = step.next[0]
             case "parked" if step.head is not None and step.head.due is not None:
                 recipe = _when_due(engine, step.head)
             case "refused" | "lost" | "deferred":

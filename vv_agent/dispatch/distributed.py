@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from vv_agent.checkpoint.record import Head, Seen, State
+from vv_agent.checkpoint.record import Head, ParkReason, Seen, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.dispatch.base import CycleDispatcher
 from vv_agent.dispatch.store import hint
@@ -84,9 +84,17 @@ def _rests(state: State, due: int | None) -> bool:
 
 
 def settle(engine: Engine, head: Head) -> None:
-    """After a signal: wake a worker; with none there, an unclaimed run that was cancelled is ended by the caller."""
+    """After a cancel: wake a worker; a run that nobody would look at is ended by the caller.
+
+    That is one of a queue without workers, or one without a queue that was parked for somebody. Any other one without a
+    queue has a starter that goes on with it.
+    """
     hint(engine.store, head)
-    if head.state is State.READY and not workers_of(engine.store, head.queue, 10.0):
+    if head.state is not State.READY:
+        return
+    unserved = head.queue is not None and not workers_of(engine.store, head.queue, 10.0)
+    rested = head.queue is None and head.reason not in (None, ParkReason.RETRY_AFTER)
+    if unserved or rested:
         advance(engine, CycleRecipe.of(head, engine.store.id))
 
 

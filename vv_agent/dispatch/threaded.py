@@ -44,7 +44,7 @@ class ThreadBackend:
     def _put(self, job: _Job, delay: float) -> None:
         with self._changed:
             heapq.heappush(self._queue, (time.monotonic() + delay, next(self._order), job))
-            if self._idle == 0 and self._threads < self._most:
+            if len(self._queue) > self._idle and self._threads < self._most:
                 self._threads += 1
                 threading.Thread(target=self._work, name="vv-cycle", daemon=True).start()
             self._changed.notify()
@@ -94,7 +94,7 @@ class _Job:
         """One cycle; seconds until the next one, or None when there is none."""
         step = advance(self.engine, self.recipe, resume=self.resume)
         self.resume = False
-        if step.what == "committed":
+        if step.what in ("committed", "released") and not self.engine.stopping:
             self.recipe = step.next[0]
             return 0.0
         if step.what == "parked" and step.head is not None and step.head.due is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vv_agent.errors import StoreError
@@ -26,6 +26,8 @@ class Body:
     """Started with somebody listening: an approval then parks inside the segment (DESIGN section 6.5)."""
     observation: dict[str, Any] | None = None
     """The operation a parked run waits for, as a ResumeObservation."""
+    numbered: tuple[int, int] | None = None
+    """(attempt, number of its events so far) of a cycle that was given back open: ids and order go on from there."""
 
     def pack(self) -> bytes:
         return pack([getattr(self, name) for name in self.__slots__])
@@ -34,7 +36,8 @@ class Body:
     def unpack(cls, data: bytes, key: str) -> Body:
         values = unpack(data, f"the head of run {key!r}")
         try:
-            return cls(*values)
+            body = cls(*values)
+            return replace(body, numbered=(body.numbered[0], body.numbered[1])) if body.numbered else body
         except TypeError as error:
             raise StoreError("store_corrupt", f"the head of run {key!r} cannot be read: {error}") from error
 

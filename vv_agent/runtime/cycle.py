@@ -45,6 +45,7 @@ def run_cycle(run: Run, commit: CommitPlan) -> None:
     except Stopping:
         if run.turn is None and not run.program.reconciles_models:  # a model call was cut off: it may be paid twice
             model_call.warn_of_duplicate(run)
+            model_call.reset_stream(run)
         run.save(Release())
         return
     except journal.Unresolved as unresolved:

@@ -42,7 +42,8 @@ class Hold:
         self.lease = lease
         self.news: queue.SimpleQueue[tuple[News, Any]] = queue.SimpleQueue()
         self.signalled = False
-        self.stopping = False
+        self.stopped: float | None = None
+        """When (steady clock) this process was told to stop."""
         self._lost = False
         self.deadline = 0.0
         self.renewed(taken)
@@ -70,8 +71,8 @@ class Hold:
             self.news.put(("signal", None))
 
     def stop(self) -> None:
-        if not self.stopping:
-            self.stopping = True
+        if self.stopped is None:
+            self.stopped = steady_clock()
             self.news.put(("stop", None))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Seen, Then
+from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Park, Release, Seen, Then
 from vv_agent.errors import LASTING_FAULTS, SignalsWaiting, StoreError
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Cached, Engine
@@ -50,7 +50,8 @@ class Run:
         self._journal_changes: dict[str, bytes | None] = {}
         self._log: list[Sequence[Any]] = []
         self._events: list[Emitted] = []
-        self._n = 0
+        attempt, n = self.body.numbered or (0, 0)
+        self._n = n if attempt == self.head.attempt else 0
         self._saves = 0
         self.restored = False
         """Whether extensions have their state under this claim."""
@@ -137,6 +138,7 @@ class Run:
         self.hold.check()
         log = [*self._log, *last_log]
         events = [*self._events, *last_events]
+        self.body = replace(self.body, numbered=(self.attempt, self._n) if _leaves_open(then) else None)
         body = self.body.pack()
         changed = self._changed_blobs()
         change = Change(
@@ -232,3 +234,8 @@ class Run:
         current = {"state": self.shared_state, "baselines": self.baselines, "extensions": self.extensions}
         packed = {name: pack(value) for name, value in current.items() if value or name in self._blobs}
         return {name: body for name, body in packed.items() if self._blobs.get(name) != body}
+
+
+def _leaves_open(then: Then) -> bool:
+    """Whether the cycle is given back without being closed."""
+    return isinstance(then, Release) or (isinstance(then, Park) and not then.commit)

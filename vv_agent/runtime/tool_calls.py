@@ -25,7 +25,7 @@ from vv_agent.runtime.output import Stop
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.tool_context import tool_context
 from vv_agent.runtime.transcript import storable
-from vv_agent.runtime.waiting import RunCancelled, submit, wait_for
+from vv_agent.runtime.waiting import RunCancelled, Stopping, submit, wait_for
 from vv_agent.tools.arguments import parse_arguments
 from vv_agent.tools.base import CallSafety, Decidable, Intent, Tool, safety_of
 from vv_agent.tools.output import error_result
@@ -74,6 +74,8 @@ def run_tools(run: Run) -> Stop | None:
     `journal.Unresolved` when nobody can tell.
     """
     while pending := _pending(run):
+        if run.hold.stopped is not None:
+            raise Stopping
         if (ended_by := _ended_by(run)) is not None:
             for position in pending:
                 _skip(run, position, ended_by)
@@ -231,7 +233,18 @@ def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
             _planned(run, prepared.position)
             run.emit("tool_call_started", **_call_fields(run, prepared.position))
         running.append(_start(run, prepared, batch))
-    _wait(run, running, batch)
+    try:
+        _wait(run, running, batch)
+    except RunCancelled:
+        for one in running:
+            _complete(run, one.prepared.position, one.outcome() if one.over else one.cut_off())
+        raise
+    except Stopping as stopping:  # what is known is kept; the rest is settled by the next claim
+        for one in running:
+            if one.call not in stopping.finished and not one.timed_out:
+                break
+            _complete(run, one.prepared.position, one.outcome())
+        raise
     for one in running:
         outcome = one.outcome()
         if _unknown(run, one.prepared, outcome.result):
@@ -261,6 +274,16 @@ class _Running:
     began: int
     until: float | None
     timed_out: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.timed_out or self.call.finished.is_set()
+
+    def cut_off(self) -> Outcome:
+        """The outcome of a call that did not stop in time."""
+        text = "The call was cancelled while it ran; whether it had an effect is not known."
+        duration = (time.monotonic_ns() - self.began) // 1_000_000
+        return Outcome(error_result(self.prepared.call.id, text, "tool_cancelled"), duration)
 
     def outcome(self) -> Outcome:
         duration = (time.monotonic_ns() - self.began) // 1_000_000
@@ -300,10 +323,11 @@ def _start(run: Run, prepared: Prepared, batch: CancellationToken) -> _Running:
 
 def _wait(run: Run, running: list[_Running], batch: CancellationToken) -> None:
     """Until every call has an outcome or ran out of time."""
-    while waiting := [one for one in running if not one.call.finished.is_set() and not one.timed_out]:
+    while waiting := [one for one in running if not one.over]:
         limits = [one.until for one in waiting if one.until is not None]
         grace = run.engine.grace
-        if wait_for(run, [one.call for one in waiting], batch, grace=grace, until=min(limits, default=None)):
+        calls = [one.call for one in running if not one.timed_out]
+        if wait_for(run, calls, batch, grace=grace, until=min(limits, default=None), finish=True):
             break
         now = steady_clock()
         for one in waiting:

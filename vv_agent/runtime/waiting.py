@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import queue
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -22,10 +24,14 @@ class RunCancelled(VVAgentError):
 
 
 class Stopping(VVAgentError):
-    """The worker stops; the claim is given back. Never leaves the runtime."""
+    """The worker stops; the claim is given back. Never leaves the runtime.
 
-    def __init__(self) -> None:
+    `finished` are the calls whose outcome was known before they were told to stop.
+    """
+
+    def __init__(self, finished: Sequence[Call[Any]] = ()) -> None:
         super().__init__("worker_stopping", "the worker stops")
+        self.finished = tuple(finished)
 
 
 class Interrupted:
@@ -36,10 +42,10 @@ class Interrupted:
         self._calls = calls
         self._grace = grace
 
-    def stop(self, run: Run, reason: str) -> None:
+    def stop(self, run: Run, reason: str, grace: float | None = None) -> None:
         """Ask the calls to stop, wait `grace` seconds for them together, abandon those that do not."""
         self._token.cancel(reason)
-        end = steady_clock() + self._grace
+        end = steady_clock() + (self._grace if grace is None else grace)
         for call in self._calls:
             if not call.finished.wait(max(0.0, end - steady_clock())):
                 run.engine.helpers.abandon(call)
@@ -52,19 +58,31 @@ def submit(run: Run, work: Callable[[], T]) -> Call[T]:
 
 
 def wait_for(
-    run: Run, calls: Sequence[Call[Any]], token: CancellationToken, *, grace: float, until: float | None = None
+    run: Run,
+    calls: Sequence[Call[Any]],
+    token: CancellationToken,
+    *,
+    grace: float,
+    until: float | None = None,
+    finish: bool = False,
 ) -> bool:
     """Wait until all calls are finished: True; or until the steady clock shows `until`: False.
 
     On a cancel the calls are stopped and `RunCancelled` is raised, on a lost lease `ClaimLost`, when the worker stops
-    `Stopping`; each after the calls had their grace.
+    `Stopping`; each after the calls had their grace. `finish`: a worker that stops leaves the calls alone for that
+    time, so that one that ends in it has its outcome.
     """
     interrupted = Interrupted(token, calls, grace)
     while not all(call.finished.is_set() for call in calls):
         now = steady_clock()
         if until is not None and now >= until:
             return False
-        limit = min(run.hold.deadline, until if until is not None else run.hold.deadline)
+        stop_at = _stop_at(run, grace if finish else 0.0)
+        if now >= stop_at:
+            finished = [call for call in calls if call.finished.is_set()]
+            interrupted.stop(run, "the worker stops", 0.0 if finish else None)
+            raise Stopping(finished)
+        limit = min(run.hold.deadline, stop_at, until if until is not None else run.hold.deadline)
         kind = _next_news(run, max(0.0, limit - now))
         if kind == "lost" or run.hold.lost:
             interrupted.stop(run, "the claim was lost")
@@ -74,15 +92,14 @@ def wait_for(
             if run.inbox.cancel is not None:
                 interrupted.stop(run, run.inbox.cancel)
                 raise RunCancelled(run.inbox.cancel)
-        if kind == "stop":
-            interrupted.stop(run, "the worker stops")
-            raise Stopping
     return True
 
 
-def _next_news(run: Run, timeout: float) -> str | None:
-    import queue
+def _stop_at(run: Run, patience: float) -> float:
+    return math.inf if run.hold.stopped is None else run.hold.stopped + patience
 
+
+def _next_news(run: Run, timeout: float) -> str | None:
     try:
         return run.hold.news.get(timeout=timeout)[0]
     except queue.Empty:

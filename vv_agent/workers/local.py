@@ -91,9 +91,8 @@ class LocalWorker:
         """Advance a run, cycle after cycle while nobody else waits for the thread."""
         for cycles in range(1, 1 << 30):
             goes_on = self._free() > 0 or cycles % _ENOUGH != 0
-            commit = Commit(due_in=_GO_ON_HOLD_MS if goes_on else 0)
             try:
-                step = advance(self.engine, recipe, commit=lambda plan=commit: plan)  # type: ignore[misc]
+                step = advance(self.engine, recipe, commit=lambda going=goes_on: self._commit(going))  # type: ignore[misc]
             except StoreError as error:
                 log.warning("cycle %s of %s was not saved: %s", recipe.cycle, recipe.key, error)
                 return
@@ -101,9 +100,14 @@ class LocalWorker:
                 log.exception("cycle %s of %s failed in the worker", recipe.cycle, recipe.key)
                 return
             _tell(recipe, step)
+            if step.why == "stopping":  # taken, and not claimed: others need not wait for it
+                self._patiently(lambda given=recipe: self._store.defer(given.key, given.cycle, "the worker stopped", 0))
             if step.what != "committed" or not goes_on or self._stop.is_set():
                 return
             recipe = step.next[0]
+
+    def _commit(self, goes_on: bool) -> Commit:
+        return Commit(due_in=_GO_ON_HOLD_MS if goes_on and not self._stop.is_set() else 0)
 
     def _sweep(self) -> None:
         """End the claims of processes of this host that are no more."""
@@ -118,7 +122,8 @@ class LocalWorker:
                     log.warning("took the claim on %s from a dead process (%s)", key, owner)
 
     def _presence(self) -> Presence:
-        return Presence(self._id, self._queues, max(0, self._free()), self._socket.path)
+        queues = () if self._stop.is_set() else self._queues  # one that stops serves none
+        return Presence(self._id, queues, max(0, self._free()), self._socket.path)
 
     def _patiently(self, work: object) -> bool:
         """Do work on the store; a store that does not answer is waited for."""
@@ -131,6 +136,7 @@ class LocalWorker:
             return False
 
     def _finish(self) -> None:
+        self._patiently(self.engine.keeper.renew)
         end = time.monotonic() + self.engine.grace + 5.0
         while time.monotonic() < end:
             with self._lock:
