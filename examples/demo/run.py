@@ -109,11 +109,11 @@ def _tell(story: Story, *, whole: bool) -> bool:
     """Print the timeline and the checks (of a later run only those that failed); whether all are as promised."""
     for line in lines(story):
         print(line)
-    outcome = list(checks(story))
-    for ok, text in outcome:
-        if whole or not ok:
-            print(f"  {'ok    ' if ok else 'FAILED'}   {text}")
-    good = sum(ok for ok, _ in outcome)
+    outcome = checks(story)
+    for check in outcome:
+        if whole or not check.ok:
+            print(f"  ok       {check.promise}" if check.ok else f"  FAILED   {check.promise}; found: {check.found}")
+    good = sum(check.ok for check in outcome)
     print(f"  {good} of {len(outcome)} checks ok, {story.seconds:.1f} s\n", flush=True)
     return good == len(outcome)
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from examples.demo import job
 from examples.demo.processes import Workers
@@ -51,38 +52,53 @@ Step = tuple[float, int, str, str]
 
 def _steps(story: Story) -> Iterator[Step]:
     prompts = [message.content for message in story.result.messages if message.role == "user"]
-    outputs = [json.loads(message.content) for message in story.result.messages if message.role == "tool"]
+    calls = {call.id: call for message in story.result.messages for call in message.tool_calls}
+    outputs = {message.tool_call_id: message.content for message in story.result.messages if message.role == "tool"}
     pids = dict(story.commits)
     resumed = {event.cycle_index + 1 for event in story.events if event.type == "checkpoint_resumed"}
     first = story.killed[0] if story.killed else 0
     for event in story.events:
-        cycle = event.cycle_index or 0
+        at, cycle = event.created_at, event.cycle_index or 0
         match event.type:
             case "cycle_started":
                 pid = first if cycle in resumed else pids.get(cycle, 0)
-                yield event.created_at, pid, f"cycle {cycle}", f"asks the model: {prompts[cycle - 1]}"
+                asked = prompts[cycle - 1] if cycle <= len(prompts) else "(no new sentence)"
+                yield at, pid, f"cycle {cycle}", f"asks the model: {asked}"
             case "checkpoint_resumed":
                 text = f"takes over, attempt {event.resume_attempt}"
-                yield event.created_at, pids.get(cycle + 1, 0), f"cycle {cycle + 1}", text
+                yield at, pids.get(cycle + 1, 0), f"cycle {cycle + 1}", text
             case "operation_replayed":
-                yield event.created_at, pids.get(cycle, 0), "", f"replays the saved {event.operation_kind} answer"
+                yield at, pids.get(cycle, 0), "", f"replays the saved {event.operation_kind} answer"
             case "tool_call_completed":
-                arguments = _arguments(story, event.tool_call_id)
-                output = outputs[cycle - 1].get("content") or f"{outputs[cycle - 1].get('written_chars', '?')} chars"
-                yield (
-                    event.created_at,
-                    pids.get(cycle, 0),
-                    "",
-                    f"runs {event.tool_name} {arguments['path']} -> {output}",
-                )
+                path = _object(calls[event.tool_call_id].arguments).get("path")
+                shown = _shown(outputs.get(event.tool_call_id, ""))
+                yield at, pids.get(cycle, 0), "", f"runs {event.tool_name} {path} -> {shown}"
             case "run_completed":
-                answer = " ".join(str(event.final_output).split())
-                yield event.created_at, pids.get(4, 0), "", f"ends the run: {answer}"
+                yield (
+                    at,
+                    max(story.commits, default=(0, 0))[1],
+                    "",
+                    f"ends the run: {' '.join(str(event.final_output).split())}",
+                )
+            case "run_failed":
+                yield at, max(story.commits, default=(0, 0))[1], "", f"ends the run as FAILED: {event.error}"
 
 
-def _arguments(story: Story, call_id: str) -> dict[str, str]:
-    calls = [call for message in story.result.messages for call in message.tool_calls]
-    return next((json.loads(call.arguments) for call in calls if call.id == call_id), {"path": "?"})
+def _object(text: str) -> dict[str, Any]:
+    """JSON of a model or tool as an object; what is none is shown as it is."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"?": text}
+
+
+def _shown(output: str) -> str:
+    """The short form of a tool's result: what was read, how much was written, or all of it."""
+    result = _object(output)
+    if "content" in result:
+        return str(result["content"])
+    return f"{result['written_chars']} characters written" if "written_chars" in result else output
 
 
 def _deaths(story: Story) -> Iterator[Step]:
@@ -94,21 +110,41 @@ def _deaths(story: Story) -> Iterator[Step]:
         yield at, pid, "", "finds the claim of a dead process and ends it"
 
 
-def checks(story: Story) -> Iterator[tuple[bool, str]]:
+@dataclass(frozen=True)
+class Check:
+    """One promise, and what was found where it is not kept."""
+
+    ok: bool
+    promise: str
+    found: object
+
+
+def checks(story: Story) -> list[Check]:
     """What the run promised, and whether it is so."""
     result, killed = story.result, story.killed
-    survivor = {pid for cycle, pid in story.commits if cycle > 1}
-    yield killed is not None, "the worker that held the run died by SIGKILL, in cycle 2"
-    yield killed is not None and killed[0] not in survivor, "the other worker finished cycle 2 and the rest"
-    yield [cycle for cycle, _ in story.commits] == [1, 2, 3, 4], "four cycles, each committed once"
+    survivors = {pid for cycle, pid in story.commits if cycle > 1}
     asked = [event.cycle_index for event in story.events if event.type == "llm_started"]
     replayed = [event.cycle_index for event in story.events if event.type == "operation_replayed"]
-    yield (
-        (asked, replayed) == ([1, 2, 3, 4], [2]),
-        "the model was asked four times; the lost cycle used its saved answer",
-    )
-    calls = [(call.name, json.loads(call.arguments)) for message in result.messages for call in message.tool_calls]
-    yield calls == list(job.CALLS), "the tool calls: read a.txt, read b.txt, write c.txt, each once"
+    calls = [(call.name, _object(call.arguments)) for message in result.messages for call in message.tool_calls]
     name, text = job.RESULT
-    yield story.files == {**job.FILES, name: text}, f"the files: a.txt and b.txt as they were, {name} holds '{text}'"
-    yield (result.status, result.completion_reason) == ("completed", "no_tool_finish"), "the result: completed"
+    ended = (result.status.value, result.completion_reason)
+    return [
+        Check(killed is not None, "the worker that held the run died by SIGKILL, in cycle 2", killed),
+        Check(
+            killed is not None and survivors != set() and killed[0] not in survivors,
+            "the other worker finished cycle 2 and the rest", story.commits,
+        ),
+        Check(
+            [cycle for cycle, _ in story.commits] == [1, 2, 3, 4], "four cycles, each committed once", story.commits
+        ),
+        Check(
+            (asked, replayed) == ([1, 2, 3, 4], [2]),
+            "the model was asked four times; the lost cycle used its saved answer", (asked, replayed),
+        ),
+        Check(calls == list(job.CALLS), "the tool calls: read a.txt, read b.txt, write c.txt, each once", calls),
+        Check(
+            story.files == {**job.FILES, name: text},
+            f"the files: a.txt and b.txt as they were, {name} holds '{text}'", story.files,
+        ),
+        Check(ended == ("completed", "no_tool_finish"), "the result: completed", (*ended, result.error_code)),
+    ]  # fmt: skip

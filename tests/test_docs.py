@@ -1,0 +1,181 @@
+"""The documentation is true: its Python runs, its settings load, and every error code has an entry."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vv_agent.llm.settings_file import LlmSettings
+
+PROJECT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (PROJECT / "docs").glob("*.md")))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (PROJECT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_the_python_of_the_documentation_runs(page: str, tmp_path: Path) -> None:
+    """In order, in one folder; a first line `# name.py` says where a block is written to."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VV_AGENT_")}
+    environment["PYTHONPATH"] = str(PROJECT)
+    for number, block in enumerate(blocks(page, "python"), 1):
+        named = re.match(r"# (\w+\.py)\n", block)
+        path = tmp_path / (named[1] if named else f"block_{number}.py")
+        path.write_text(block, encoding="utf-8")
+        if "sys.argv[1]" in block:  # a later block runs it
+            continue
+        done = subprocess.run(
+            [sys.executable, "-W", "error", path.name],
+            cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{page}, block {number}:\n{block}\n{done.stderr}"
+
+
+def test_the_readme_examples_print_what_it_says(tmp_path: Path) -> None:
+    """The first example twice, and the second one with the workers of the README, typed as they stand there."""
+    sum_py, shop_py, start_py = blocks("README.md", "python")
+    for name, text in (("sum.py", sum_py), ("shop.py", shop_py), ("start.py", start_py)):
+        (tmp_path / name).write_text(text)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "PATH": path}
+
+    def typed(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, shell=True, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    for _ in range(2):
+        assert typed(f"{sys.executable} sum.py").stdout == "completed The sum is 42.\n"
+    workers_line, start_line = blocks("README.md", "sh")[1:]
+    with (tmp_path / "workers.log").open("wb") as log:
+        workers = subprocess.Popen(
+            f"exec env {workers_line.strip()}".replace("vv-agent worker", f"{sys.executable} -m vv_agent.cli worker"),
+            shell=True, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            ready = "while ! grep -q 'process .*queues' workers.log; do sleep 0.1; done; sleep 0.5; "
+            done = typed(ready + start_line.strip())
+        finally:
+            workers.terminate()
+            workers.wait(30)
+    assert done.stdout.endswith("run_completed\nYou get 5.00 back.\n"), done.stderr
+    assert "no worker" not in done.stderr
+    assert "INFO cycle 2 of ticket-4711: ended" in (tmp_path / "workers.log").read_text()
+
+
+def test_the_settings_of_the_documentation_load() -> None:
+    (text,) = blocks("docs/settings.md", "json")
+    settings = LlmSettings.from_mapping(json.loads(text))
+    assert settings.resolve("deepseek", "deepseek-chat").context_length == 128_000
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_links_and_paths_of_the_documentation_exist(page: str) -> None:
+    text = (PROJECT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert ((PROJECT / page).parent / target).exists(), target
+
+
+def test_every_variable_that_is_read_is_documented() -> None:
+    source = (PROJECT / "vv_agent/settings.py").read_text()
+    read = set(re.findall(r'(?:text|number)\("([A-Z_]+)"', source))
+    written = (PROJECT / "docs/settings.md").read_text()
+    assert read
+    assert not {name for name in read if f"`VV_AGENT_{name}`" not in written}
+
+
+# Error codes.
+
+NEVER_LEAVE = {"run_cancelled", "worker_stopping", "reconciliation_required", "rate_limited"}
+"""Codes of exceptions that the runtime turns into something else before anybody sees them, and the kind of an
+`LlmError` that gets its prefix there."""
+_CODE = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+\Z")
+_CODE_FIRST = frozenset({
+    "VVAgentError", "ConfigError", "SettingsError", "ReferenceInvalid", "CheckpointError", "CannotServe", "StoreError",
+    "EventStoreError", "PydanticCustomError", "_fault",
+})  # fmt: skip
+_CODE_SECOND = frozenset({"ToolError", "failed"})
+
+
+def test_every_error_code_has_an_entry() -> None:
+    documented = set(re.findall(r"^\| `([a-z0-9_]+)` \|", (PROJECT / "docs/errors.md").read_text(), re.MULTILINE))
+    raised = {code: place for path in sorted((PROJECT / "vv_agent").rglob("*.py")) for code, place in codes_of(path)}
+    assert len(raised) > 100
+    missing = {code: place for code, place in raised.items() if code not in documented | NEVER_LEAVE}
+    assert not missing, "write an entry in docs/errors.md"
+    assert documented - raised.keys() == set(), "docs/errors.md has codes that nothing raises"
+
+
+def codes_of(path: Path) -> Iterator[tuple[str, str]]:
+    """The codes a module gives to errors, refused tool calls and diagnostics, with the place."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for expression, prefix in _code_expressions(node):
+            for code in _texts(expression):
+                if _CODE.match(prefix + code):
+                    yield prefix + code, f"{path.name}:{getattr(node, 'lineno', 0)}"
+
+
+def _code_expressions(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Where a code may stand: an argument of an error, a parameter or name that ends in "code", a table of codes."""
+    match node:
+        case ast.Call(func=function, args=args, keywords=keywords):
+            name = getattr(function, "id", getattr(function, "attr", ""))
+            if name == "LlmError" and args:
+                yield args[0], "model_"
+            elif name in _CODE_FIRST and args:
+                yield args[0], ""
+            elif name in _CODE_SECOND and len(args) > 1:
+                yield args[1], ""
+            elif name == "error_result" and len(args) > 2:
+                yield args[2], ""
+            elif name == "__init__":
+                yield from ((argument, "") for argument in args[:2])
+            yield from ((keyword.value, "") for keyword in keywords if keyword.arg in ("code", "error_code"))
+        case (
+            ast.Assign(targets=[ast.Name(id=name)], value=value) | ast.AnnAssign(target=ast.Name(id=name), value=value)
+        ):
+            if value is not None and name.lower().endswith("code"):
+                yield value, ""
+            if name in ("_CODES", "_CHECKS", "_SLOTS_INVALID") and value is not None:
+                yield from ((row, "") for row in _table(value))
+        case ast.arguments(
+            posonlyargs=positional, args=args, defaults=defaults, kwonlyargs=kwonly, kw_defaults=kw_defaults
+        ):
+            pairs = [
+                *zip([*positional, *args][::-1], defaults[::-1], strict=False),
+                *zip(kwonly, kw_defaults, strict=True),
+            ]
+            yield from ((value, "") for name, value in pairs if value is not None and name.arg.endswith("code"))
+
+
+def _table(value: ast.expr) -> Iterator[ast.expr]:
+    """The codes of a table: the values of a dict, the first columns of a tuple of rows, or the text itself."""
+    match value:
+        case ast.Dict(values=values):
+            yield from values
+        case ast.Tuple(elts=rows):
+            yield from (row.elts[0] for row in rows if isinstance(row, ast.Tuple))
+        case _:
+            yield value
+
+
+def _texts(expression: ast.expr) -> Iterator[str]:
+    match expression:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.IfExp(body=yes, orelse=no):
+            yield from (*_texts(yes), *_texts(no))
