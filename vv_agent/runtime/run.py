@@ -53,6 +53,7 @@ class Run:
         attempt, n = self.body.numbered or (0, 0)
         self._n = n if attempt == self.head.attempt else 0
         self._saves = 0
+        self._saved_body = self.body
         self.restored = False
         """Whether extensions have their state under this claim."""
         self.inbox = Inbox()
@@ -138,13 +139,15 @@ class Run:
         self.hold.check()
         log = [*self._log, *last_log]
         events = [*self._events, *last_events]
-        self.body = replace(self.body, numbered=(self.attempt, self._n) if _leaves_open(then) else None)
-        body = self.body.pack()
+        numbered = (self.attempt, self._n) if _leaves_open(then) else None
+        if numbered != self.body.numbered:
+            self.body = replace(self.body, numbered=numbered)
+        body = None if self.body is self._saved_body else self.body.pack()
         changed = self._changed_blobs()
         change = Change(
             number=self._saves + 1,
             then=then,
-            body=None if body == self.head.body else body,
+            body=body,
             status=status,
             log=(log_entry(log),) if log else (),
             events=(event_entry(self.origin, events),) if events else (),
@@ -187,6 +190,7 @@ class Run:
         self.transcript.entry_n = head.entry_n
         committed = head.cycle != self.head.cycle
         self.head = head
+        self._saved_body = self.body
         self._saves += 1
         self._log, self._events, self._journal_changes = [], [], {}
         self.inbox.consumed.clear()
