@@ -6,12 +6,11 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vv_agent.checkpoint.record import Entry, EntryKind, Filter, Head, Presence, Signal, State
-from vv_agent.checkpoint.store import CheckpointStore, Live
+from vv_agent.checkpoint.store import CheckpointStore, Live, T, Transaction
 
 Clock = Callable[[], int]
 """A clock in milliseconds."""
@@ -45,12 +44,11 @@ class MemoryStore(CheckpointStore):
         self._presences: dict[str, Presence] = {}
         self._signal_seq = 0
 
-    @contextmanager
-    def _transaction(self, *, write: bool, durable: bool = False) -> Iterator[_Transaction]:
+    def _atomically(self, work: Callable[[Transaction], T], *, write: bool = True, durable: bool = False) -> T:
         with self._changed:
             undo: list[Callable[[], object]] = []
             try:
-                yield _Transaction(self, self._clock(), undo)
+                answer = work(_Transaction(self, self._clock(), undo))
             except BaseException:
                 for step in reversed(undo):
                     step()
@@ -58,6 +56,7 @@ class MemoryStore(CheckpointStore):
             if undo:
                 self._version += 1
                 self._changed.notify_all()
+            return answer
 
     def wait(self, version: int, timeout: float) -> int:
         with self._changed:

@@ -13,8 +13,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +45,7 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.sql import ClauseElement
 
 from vv_agent.checkpoint.record import Entry, EntryKind, Filter, Head, ParkReason, Presence, Signal, State
-from vv_agent.checkpoint.store import CheckpointStore
+from vv_agent.checkpoint.store import CheckpointStore, T, Transaction
 from vv_agent.errors import StoreError
 
 SCHEMA = "1"
@@ -101,6 +100,8 @@ WORKER = Table(
     Column("free", Integer, nullable=False), Column("wake", Text), Column("seen_at", BigInteger, nullable=False),
 )  # fmt: skip
 _ENTRY_BITS = 24
+_DEADLOCKS = 5
+"""Transactions in a row that PostgreSQL may sacrifice to a deadlock (a cancel of a tree against a child's end)."""
 _HEAD = Head._fields
 _NOW = {
     "sqlite": "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
@@ -240,8 +241,16 @@ class SqlStore(CheckpointStore):
             )
         return known["store_id"]
 
-    @contextmanager
-    def _transaction(self, *, write: bool, durable: bool = False) -> Iterator[_Transaction]:
+    def _atomically(self, work: Callable[[Transaction], T], *, write: bool = True, durable: bool = False) -> T:
+        for _ in range(_DEADLOCKS):
+            try:
+                return self._once(work, write=write, durable=durable)
+            except StoreError as error:
+                if error.code != "store_deadlock":
+                    raise
+        raise StoreError("store_busy", f"{self.url}: {_DEADLOCKS} transactions in a row met a deadlock; try again")
+
+    def _once(self, work: Callable[[Transaction], T], *, write: bool, durable: bool) -> T:
         if os.getpid() != self._pid:  # connections do not survive a fork
             self._engine.dispose(close=False)
             self._connections = _Connections(self._engine)
@@ -252,7 +261,7 @@ class SqlStore(CheckpointStore):
             try:
                 connection.begin(write=write, durable=durable)
                 tx = _Transaction(connection, self._statements, self._updates, self._clock, write=write)
-                yield tx
+                answer = work(tx)
                 tx.flush()
                 connection.commit()
             except BaseException:
@@ -262,6 +271,7 @@ class SqlStore(CheckpointStore):
                 self._connections.give(connection)
         if write:
             self._watch.bump()
+        return answer
 
     def _errors(self) -> _DriverErrors:
         return _DriverErrors(self.url, self._engine)
@@ -708,7 +718,9 @@ def _store_error(url: str, error: BaseException) -> StoreError:
     lowered = said.lower()
     if "full" in lowered or "no space" in lowered:
         return StoreError("store_full", f"{url} has no room left ({said}); free some space, nothing was changed")
-    if "locked" in lowered or "deadlock" in lowered:
+    if "deadlock" in lowered:
+        return StoreError("store_deadlock", f"{url}: two transactions waited for each other ({said}); try again")
+    if "locked" in lowered:
         return StoreError("store_busy", f"{url} is locked by another program ({said}); try again")
     if "malformed" in lowered or "not a database" in lowered:
         return StoreError("store_corrupt", f"{url} is damaged or not a vv-agent store ({said}); restore a backup")
