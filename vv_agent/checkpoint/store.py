@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgpack
 
@@ -73,17 +73,21 @@ class Transaction(Protocol):
     def show(self, presence: Presence) -> None: ...
 
 
+Cursor: TypeAlias = Any
+"""A place in the live channel; only the channel that gave it can read it."""
+
+
 class Live(Protocol):
     """The channel for text as it is generated: not durable, capped, dropped when it lags. Never raises."""
 
     def publish(self, items: Sequence[tuple[str, bytes]]) -> None:
         """Append (key, body) items."""
 
-    def read(self, keys: Sequence[str], after: int, limit: int = 1000) -> list[tuple[int, str, bytes]]:
-        """Items (number, key, body) of these runs after a number, oldest first."""
+    def read(self, keys: Sequence[str], after: Cursor, limit: int = 1000) -> tuple[Cursor, list[tuple[str, bytes]]]:
+        """Items (key, body) of these runs after a cursor, each run's oldest first, and the cursor to go on from."""
 
-    def last(self) -> int:
-        """The number of the newest item: where a new reader starts."""
+    def last(self) -> Cursor:
+        """Where a reader starts that wants only what comes."""
 
 
 class CheckpointStore(ABC):
@@ -426,7 +430,11 @@ def open_store(url: str, *, create: bool = True) -> CheckpointStore:
         from vv_agent.checkpoint.sql import SqlStore
 
         return SqlStore(url, create=create)
+    if scheme.split("+")[0] in ("redis", "rediss"):
+        from vv_agent.checkpoint.redis import RedisStore
+
+        return RedisStore(url)
     raise StoreError(
         "store_url_invalid",
-        f"{url!r} names no store; use sqlite:///PATH, postgresql://HOST/DATABASE or memory://",
+        f"{url!r} names no store; use sqlite:///PATH, postgresql://HOST/DATABASE, redis://HOST or memory://",
     )
