@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tests import servers
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.store import CheckpointStore, open_store
 
-STORES = ("memory", "sqlite", "postgres")
+STORES = ("memory", "sqlite", "postgres", "redis")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -50,12 +52,33 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Itera
         yield sql
         sql.close()
         return
+    if request.param == "redis":
+        with _redis(clock) as opened:
+            yield opened
+        return
     if servers.postgres_url() is None:
         pytest.skip(servers.MISSING["postgres"])
     with servers.postgres_schema() as url:
         sql = SqlStore(url, clock=clock)
         yield sql
         sql.close()
+
+
+@contextmanager
+def _redis(clock: Clock | None = None) -> Iterator[CheckpointStore]:
+    """A Redis store under a prefix of its own, removed afterwards."""
+    from vv_agent.checkpoint.redis import RedisStore
+
+    url = servers.redis_url()
+    if url is None:
+        pytest.skip(servers.MISSING["redis"])
+    store = RedisStore(url, prefix=f"vv-test-{uuid.uuid4().hex[:12]}", clock=clock)
+    try:
+        yield store
+    finally:
+        for key in store.client.scan_iter(f"{store.prefix}:*"):
+            store.client.delete(key)
+        store.close()
 
 
 @pytest.fixture(params=STORES)
@@ -68,6 +91,10 @@ def real_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Check
         opened = open_store(f"sqlite:///{tmp_path}/runs.db")
         yield opened
         opened.close()
+        return
+    if request.param == "redis":
+        with _redis() as opened:
+            yield opened
         return
     if servers.postgres_url() is None:
         pytest.skip(servers.MISSING["postgres"])

@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib.util
 import os
 import socket
+import subprocess
+import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,3 +67,38 @@ def bundled_redis() -> Path | None:
         return None
     binary = Path(spec.origin).parent / "bin" / "redis-server"
     return binary if binary.exists() else None
+
+
+def redis_url() -> str | None:
+    """A Redis for tests: `VV_TEST_REDIS_URL`, else one at 127.0.0.1:6379 (database 15), else the bundled one."""
+    if named := os.environ.get("VV_TEST_REDIS_URL"):
+        return named
+    if _listens("127.0.0.1", 6379):
+        return "redis://127.0.0.1:6379/15"
+    if bundled_redis() is None:
+        MISSING["redis"] = "no Redis at 127.0.0.1:6379 and no bundled one (set VV_TEST_REDIS_URL)"
+        return None
+    return _bundled_url()
+
+
+_RUNNING: list[subprocess.Popen[bytes]] = []
+
+
+@functools.cache
+def _bundled_url() -> str:
+    """Start the bundled server on a private socket; it ends with this process."""
+    folder = tempfile.mkdtemp(prefix="vv-redis-")
+    path = f"{folder}/redis.sock"
+    binary = bundled_redis()
+    assert binary is not None
+    server = subprocess.Popen(
+        [binary, "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no", "--dir", folder],
+        stdout=subprocess.DEVNULL,
+    )
+    atexit.register(server.kill)
+    _RUNNING.append(server)
+    deadline = time.monotonic() + 10
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, "the bundled Redis did not start"
+        time.sleep(0.01)
+    return f"redis+socket://{path}"

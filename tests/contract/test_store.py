@@ -449,11 +449,29 @@ def test_events_wait_for_the_first_one(store: CheckpointStore) -> None:
 def test_live_text_is_read_from_a_number_on(store: CheckpointStore) -> None:
     start = store.live.last()
     store.live.publish([("k", b"a"), ("other", b"x"), ("k", b"b")])
-    items = store.live.read(["k"], start)
-    assert [body for _, _, body in items] == [b"a", b"b"]
-    assert store.live.read(["k"], items[0][0]) == items[1:]
+    cursor, items = store.live.read(["k"], start)
+    assert items == [("k", b"a"), ("k", b"b")]
+    assert store.live.read(["k"], cursor) == (cursor, [])
+    store.live.publish([("k", b"c")])
+    assert store.live.read(["k"], cursor)[1] == [("k", b"c")]
 
 
 def test_a_large_body_is_kept_whole(store: CheckpointStore) -> None:
     store.create([new(log=(bytes(3_000_000),))])
     assert len(store.load("k").log[0].body) == 3_000_000  # type: ignore[union-attr]
+
+
+def test_a_redis_store_works_on_the_fake_server_too() -> None:
+    """Quick unit tests may use fakeredis: the same script, the same answers."""
+    import fakeredis
+
+    from vv_agent.checkpoint.redis import RedisStore
+
+    fake = RedisStore("redis://fake", client=fakeredis.FakeRedis())
+    fake.create([new()])
+    claim = claimed(fake).claim
+    saved = fake.save(claim, Change(1, Commit(), log=(b"l1",)))
+    assert (saved.head.cycle, saved.claim) == (2, None)
+    with pytest.raises(ClaimLost):
+        fake.save(claim, Change(2, Commit()))
+    assert [entry.body for entry in fake.load("k").log] == [b"first", b"l1"]  # type: ignore[union-attr]

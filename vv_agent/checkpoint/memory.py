@@ -6,12 +6,11 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vv_agent.checkpoint.record import Entry, EntryKind, Filter, Head, Presence, Signal, State
-from vv_agent.checkpoint.store import CheckpointStore, Live
+from vv_agent.checkpoint.record import Entry, EntryKind, Filter, Head, Presence, Signal
+from vv_agent.checkpoint.store import CheckpointStore, Cursor, Live, T, Transaction
 
 Clock = Callable[[], int]
 """A clock in milliseconds."""
@@ -45,12 +44,11 @@ class MemoryStore(CheckpointStore):
         self._presences: dict[str, Presence] = {}
         self._signal_seq = 0
 
-    @contextmanager
-    def _transaction(self, *, write: bool, durable: bool = False) -> Iterator[_Transaction]:
+    def _atomically(self, work: Callable[[Transaction], T], *, write: bool = True, durable: bool = False) -> T:
         with self._changed:
             undo: list[Callable[[], object]] = []
             try:
-                yield _Transaction(self, self._clock(), undo)
+                answer = work(_Transaction(self, self._clock(), undo))
             except BaseException:
                 for step in reversed(undo):
                     step()
@@ -58,6 +56,7 @@ class MemoryStore(CheckpointStore):
             if undo:
                 self._version += 1
                 self._changed.notify_all()
+            return answer
 
     def wait(self, version: int, timeout: float) -> int:
         with self._changed:
@@ -161,7 +160,7 @@ class _Transaction:
         return due[:limit]
 
     def find(self, filter_: Filter) -> list[Head]:
-        heads = [r.head for r in self._records.values() if _matches(r.head, filter_)]
+        heads = [r.head for r in self._records.values() if filter_.matches(r.head)]
         return sorted(heads, key=lambda h: -h.created_at)[: filter_.limit]
 
     def presences(self) -> list[Presence]:
@@ -169,17 +168,6 @@ class _Transaction:
 
     def show(self, presence: Presence) -> None:
         self._store._presences[presence.id] = replace(presence, seen_at=self.now)
-
-
-def _matches(head: Head, f: Filter) -> bool:
-    return (
-        (f.states is None or head.state in f.states)
-        and (f.statuses is None or head.status in f.statuses)
-        and (f.queue is None or head.queue == f.queue)
-        and (f.root_key is None or head.root_key == f.root_key)
-        and (f.host is None or (head.state is State.CLAIMED and (head.owner or "").startswith(f.host)))
-        and (f.before is None or head.created_at < f.before)
-    )
 
 
 class MemoryLive:
@@ -198,9 +186,10 @@ class MemoryLive:
                 self._number += 1
                 self._items.append((self._number, key, body))
 
-    def read(self, keys: Sequence[str], after: int, limit: int = 1000) -> list[tuple[int, str, bytes]]:
+    def read(self, keys: Sequence[str], after: Cursor, limit: int = 1000) -> tuple[Cursor, list[tuple[str, bytes]]]:
         with self._lock:
-            return [item for item in self._items if item[0] > after and item[1] in keys][:limit]
+            found = [item for item in self._items if item[0] > after and item[1] in keys][:limit]
+        return (found[-1][0] if found else after), [(key, body) for _, key, body in found]
 
-    def last(self) -> int:
+    def last(self) -> Cursor:
         return self._number

@@ -319,3 +319,14 @@ class Filter:
     """Only claims held by processes of this host."""
     limit: int = 100
     before: int | None = None
+
+    def matches(self, head: Head) -> bool:
+        """Whether a head is listed."""
+        return (
+            (self.states is None or head.state in self.states)
+            and (self.statuses is None or head.status in self.statuses)
+            and (self.queue is None or head.queue == self.queue)
+            and (self.root_key is None or head.root_key == self.root_key)
+            and (self.host is None or (head.state is State.CLAIMED and (head.owner or "").startswith(self.host)))
+            and (self.before is None or head.created_at < self.before)
+        )

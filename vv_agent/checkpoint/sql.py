@@ -11,12 +11,10 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +47,8 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.sql import ClauseElement
 
 from vv_agent.checkpoint.record import Entry, EntryKind, Filter, Head, ParkReason, Presence, Signal, State
-from vv_agent.checkpoint.store import CheckpointStore
+from vv_agent.checkpoint.store import CheckpointStore, Cursor, T, Transaction
+from vv_agent.checkpoint.watch import ChangeWatch, Poller
 from vv_agent.errors import StoreError
 
 SCHEMA = "1"
@@ -105,6 +104,8 @@ WORKER = Table(
     Column("free", Integer, nullable=False), Column("wake", Text), Column("seen_at", BigInteger, nullable=False),
 )  # fmt: skip
 _ENTRY_BITS = 24
+_DEADLOCKS = 5
+"""Transactions in a row that PostgreSQL may sacrifice to a deadlock (a cancel of a tree against a child's end)."""
 _HEAD = Head._fields
 _PARAMETERS = tuple(f"v_{name}" for name in _HEAD)
 _NOW = {
@@ -273,7 +274,7 @@ class SqlStore(CheckpointStore):
         self._updates = _Updates(self._engine)
         self._connections = _Connections(self._engine)
         self._recent = _RecentRows()
-        self._watch = _ChangeWatch(self._poller)
+        self._watch = ChangeWatch(self._poller)
         with self._errors():
             self.id = self._open()
         self.live = _SqlLive(_engine(_live_url(target), live=True) if self._sqlite else self._engine)
@@ -295,19 +296,27 @@ class SqlStore(CheckpointStore):
             )
         return known["store_id"]
 
-    @contextmanager
-    def _transaction(self, *, write: bool, durable: bool = False) -> Iterator[_Transaction]:
+    def _atomically(self, work: Callable[[Transaction], T], *, write: bool = True, durable: bool = False) -> T:
+        for _ in range(_DEADLOCKS):
+            try:
+                return self._once(work, write=write, durable=durable)
+            except StoreError as error:
+                if error.code != "store_deadlock":
+                    raise
+        raise StoreError("store_busy", f"{self.url}: {_DEADLOCKS} transactions in a row met a deadlock; try again")
+
+    def _once(self, work: Callable[[Transaction], T], *, write: bool, durable: bool) -> T:
         if os.getpid() != self._pid:  # connections do not survive a fork
             self._engine.dispose(close=False)
             self._connections = _Connections(self._engine)
             self._pid = os.getpid()
-            self._watch = _ChangeWatch(self._poller)
+            self._watch = ChangeWatch(self._poller)
         with self._errors():
             connection = self._connections.take()
             try:
                 connection.begin(write=write, durable=durable)
                 tx = _Transaction(connection, self._statements, self._updates, self._recent, self._clock, write=write)
-                yield tx
+                answer = work(tx)
                 written = tx.flush()
                 connection.commit()
                 if self._sqlite and written:  # elsewhere a second question costs more than the columns
@@ -319,11 +328,12 @@ class SqlStore(CheckpointStore):
                 self._connections.give(connection)
         if write:
             self._watch.bump()
+        return answer
 
     def _errors(self) -> _DriverErrors:
         return _DriverErrors(self.url, self._engine)
 
-    def _poller(self) -> _Poller:
+    def _poller(self) -> Poller:
         return _SqlitePoller(self._engine) if self._sqlite else _PostgresPoller(self._engine)
 
     def wait(self, version: int, timeout: float) -> int:
@@ -774,7 +784,9 @@ def _store_error(url: str, error: BaseException) -> StoreError:
     lowered = said.lower()
     if "full" in lowered or "no space" in lowered:
         return StoreError("store_full", f"{url} has no room left ({said}); free some space, nothing was changed")
-    if "locked" in lowered or "deadlock" in lowered:
+    if "deadlock" in lowered:
+        return StoreError("store_deadlock", f"{url}: two transactions waited for each other ({said}); try again")
+    if "locked" in lowered:
         return StoreError("store_busy", f"{url} is locked by another program ({said}); try again")
     if "malformed" in lowered or "not a database" in lowered:
         return StoreError("store_corrupt", f"{url} is damaged or not a vv-agent store ({said}); restore a backup")
@@ -790,17 +802,7 @@ def _store_error(url: str, error: BaseException) -> StoreError:
 # Noticing changes of other processes.
 
 
-class _Poller:
-    """Asks once whether something changed; blocks at most `timeout` seconds."""
-
-    def poll(self, timeout: float) -> bool:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-
-class _SqlitePoller(_Poller):
+class _SqlitePoller(Poller):
     """`PRAGMA data_version` on one pinned connection: it tells of other connections' commits."""
 
     _INTERVAL = 0.012
@@ -822,7 +824,7 @@ class _SqlitePoller(_Poller):
         self._pooled.close()
 
 
-class _PostgresPoller(_Poller):
+class _PostgresPoller(Poller):
     """LISTEN on a connection of its own; every write notifies."""
 
     def __init__(self, engine: Engine) -> None:
@@ -837,65 +839,6 @@ class _PostgresPoller(_Poller):
 
     def close(self) -> None:
         self._pooled.invalidate()
-
-
-class _ChangeWatch:
-    """A version that rises with every change; one thread asks the database, only while somebody waits."""
-
-    _LINGER = 2.0
-
-    def __init__(self, poller: Callable[[], _Poller]) -> None:
-        self._poller = poller
-        self._changed = threading.Condition()
-        self._version = 1
-        self._waiters = 0
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-
-    def bump(self) -> None:
-        with self._changed:
-            self._version += 1
-            self._changed.notify_all()
-
-    def wait(self, version: int, timeout: float) -> int:
-        with self._changed:
-            if self._version == version and not self._stopped:
-                self._waiters += 1
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._watch, name="vv-store-watch", daemon=True)
-                    self._thread.start()
-                self._changed.wait_for(lambda: self._version != version or self._stopped, timeout)
-                self._waiters -= 1
-            return self._version
-
-    def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
-            thread.join(2.0)
-
-    def _watch(self) -> None:
-        idle = time.monotonic() + self._LINGER
-        try:
-            poller = self._poller()
-            try:
-                while not self._stopped:
-                    if poller.poll(0.25):
-                        self.bump()
-                    with self._changed:
-                        if self._waiters:
-                            idle = time.monotonic() + self._LINGER
-                        elif time.monotonic() > idle:
-                            return
-            finally:
-                poller.close()
-        except Exception:  # the store went away: waiters time out and their next read says so
-            time.sleep(0.2)
-        finally:
-            with self._changed:
-                self._thread = None
 
 
 def _live_table(*, unlogged: bool) -> Table:
@@ -940,7 +883,7 @@ class _SqlLive:
         if newest % 1000 < 100:
             connection.execute(delete(self._table).where(self._table.c.id <= newest - self._CAP))
 
-    def read(self, keys: Sequence[str], after: int, limit: int = 1000) -> list[tuple[int, str, bytes]]:
+    def read(self, keys: Sequence[str], after: Cursor, limit: int = 1000) -> tuple[Cursor, list[tuple[str, bytes]]]:
         query = (
             select(self._table.c.id, self._table.c.run_key, self._table.c.body)
             .where(self._table.c.id > after, self._table.c.run_key.in_(list(keys)))
@@ -950,9 +893,9 @@ class _SqlLive:
         found: list[tuple[int, str, bytes]] = self._quietly(
             lambda c: [(row[0], row[1], bytes(row[2])) for row in c.execute(query)], []
         )
-        return found
+        return (found[-1][0] if found else after), [(key, body) for _, key, body in found]
 
-    def last(self) -> int:
+    def last(self) -> Cursor:
         newest: int = self._quietly(lambda c: c.execute(select(func.max(self._table.c.id))).scalar() or 0, 0)
         return newest
 

@@ -1,6 +1,6 @@
 """The verbs of a checkpoint store: the contract, and their one implementation over a store's transactions.
 
-A store subclass supplies transactions (`_transaction`) and the few things that are really its own (the clock,
+A store subclass supplies transactions (`_atomically`) and the few things that are really its own (the clock,
 waiting for a change, live text). The verbs below are then the same on every store, because they are the same code
 over the rules of `transitions`. `tests/contract/test_store.py` runs on all of them.
 """
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgpack
 
@@ -39,6 +38,7 @@ from vv_agent.checkpoint.record import (
 )
 from vv_agent.errors import CheckpointError, StoreError
 
+T = TypeVar("T")
 KEPT_SIGNALS = 64
 """Consumed signals whose ids (and first bodies) a record remembers."""
 
@@ -73,17 +73,21 @@ class Transaction(Protocol):
     def show(self, presence: Presence) -> None: ...
 
 
+Cursor: TypeAlias = Any
+"""A place in the live channel; only the channel that gave it can read it."""
+
+
 class Live(Protocol):
     """The channel for text as it is generated: not durable, capped, dropped when it lags. Never raises."""
 
     def publish(self, items: Sequence[tuple[str, bytes]]) -> None:
         """Append (key, body) items."""
 
-    def read(self, keys: Sequence[str], after: int, limit: int = 1000) -> list[tuple[int, str, bytes]]:
-        """Items (number, key, body) of these runs after a number, oldest first."""
+    def read(self, keys: Sequence[str], after: Cursor, limit: int = 1000) -> tuple[Cursor, list[tuple[str, bytes]]]:
+        """Items (key, body) of these runs after a cursor, each run's oldest first, and the cursor to go on from."""
 
-    def last(self) -> int:
-        """The number of the newest item: where a new reader starts."""
+    def last(self) -> Cursor:
+        """Where a reader starts that wants only what comes."""
 
 
 class CheckpointStore(ABC):
@@ -103,8 +107,12 @@ class CheckpointStore(ABC):
     # What a store supplies.
 
     @abstractmethod
-    def _transaction(self, *, write: bool, durable: bool = False) -> AbstractContextManager[Transaction]:
-        """A transaction; `durable` must survive power loss once committed. Leaving it by an error changes nothing."""
+    def _atomically(self, work: Callable[[Transaction], T], *, write: bool = True, durable: bool = False) -> T:
+        """Do `work` in one transaction; what it raises undoes it. `durable` must survive power loss once this returns.
+
+        A store that finds out at the end that somebody was faster calls `work` again on a new transaction: it touches
+        nothing but the transaction.
+        """
 
     @abstractmethod
     def wait(self, version: int, timeout: float) -> int:
@@ -122,14 +130,20 @@ class CheckpointStore(ABC):
     def create(self, runs: Sequence[NewRun]) -> tuple[Head, ...]:
         """Insert records with their first entries, ready and due. Idempotent by run id; a key that another run
         holds raises `checkpoint_already_exists` and nothing is inserted."""
-        with self._transaction(write=True) as tx:
+
+        def work(tx: Transaction) -> tuple[Head, ...]:
             return tuple(_create(tx, run) for run in runs)
+
+        return self._atomically(work)
 
     def load(self, key: str, seen: Seen | None = None) -> Snapshot | None:
         """A consistent snapshot, or None when there is no such record."""
-        with self._transaction(write=False) as tx:
+
+        def work(tx: Transaction) -> Snapshot | None:
             head = tx.head(key)
             return None if head is None else _snapshot(tx, head, seen or Seen())
+
+        return self._atomically(work, write=False)
 
     def claim(
         self, key: str, cycle: int, token: str, *, owner: str, lease: int, seen: Seen | None = None,
@@ -139,7 +153,8 @@ class CheckpointStore(ABC):
 
         Idempotent by token. `resume` counts as a recovery even when nobody held the run. The snapshot comes with it.
         """
-        with self._transaction(write=True) as tx:
+
+        def work(tx: Transaction) -> Claimed | Refused:
             head = tx.head(key)
             if head is None:
                 return Refused("not_found")
@@ -153,13 +168,16 @@ class CheckpointStore(ABC):
             claim = Claim(key, cycle, token, taken.revision, taken.lease_until)
             return Claimed(claim, _snapshot(tx, taken, seen or Seen(), before=head.revision), answer)
 
+        return self._atomically(work)
+
     def save(self, claim: Claim, change: Change) -> Saved:
         """Apply a change under a claim. Idempotent by (token, number).
 
         Raises `ClaimLost` (a stale worker), `SignalsWaiting` (see `Change.starts` and `Change.ending`),
         `RunFinished` for a post to an ended record of the tree, `CheckpointError` for an illegal change.
         """
-        with self._transaction(write=True, durable=change.durable) as tx:
+
+        def work(tx: Transaction) -> Saved:
             head = tx.head(claim.key)
             if head is None:
                 raise CheckpointError("checkpoint_not_found", f"there is no run {claim.key!r}; it was deleted")
@@ -173,6 +191,8 @@ class CheckpointStore(ABC):
             saved = transitions.save(head, claim, change, unread, tx.now)
             self._write(tx, head, saved, change)
             return _saved(claim, saved, saved.revision, unread)
+
+        return self._atomically(work, durable=change.durable)
 
     @staticmethod
     def _write(tx: Transaction, head: Head, saved: Head, change: Change) -> None:
@@ -194,8 +214,9 @@ class CheckpointStore(ABC):
     ) -> Renewed:
         """Move the leases of a process's claims, and say which are lost and which runs have unread signals. Touches no
         revision. `presence` shows the worker; it counts as present for ten seconds."""
-        lost, signalled = set(), set()
-        with self._transaction(write=True) as tx:
+
+        def work(tx: Transaction) -> Renewed:
+            lost, signalled = set(), set()
             for claim in claims:
                 head = tx.head(claim.key)
                 renewed = transitions.renew(head, claim.token, lease, tx.now) if head else None
@@ -209,13 +230,16 @@ class CheckpointStore(ABC):
                 tx.show(presence)
             return Renewed(frozenset(lost), frozenset(signalled), tx.now)
 
+        return self._atomically(work)
+
     def post(self, key: str, signal: Signal) -> Posted:
         """Leave a note for a run; needs no claim. Idempotent by signal id: a second body gets the first as answer.
 
         Makes a parked run ready and due now. A `cancel` reaches every unfinished record below `key` in the same write.
         Raises `checkpoint_not_found`, `RunFinished`.
         """
-        with self._transaction(write=True) as tx:
+
+        def work(tx: Transaction) -> Posted:
             posted = _post(tx, key, signal)
             if signal.kind == "cancel" and posted.new:
                 for below in _descendants(tx, posted.head):
@@ -223,9 +247,12 @@ class CheckpointStore(ABC):
                         _post(tx, below.key, signal)
             return posted
 
+        return self._atomically(work)
+
     def defer(self, key: str, cycle: int, reason: str, hold: int) -> bool:
         """Say "I cannot serve it": due again in `hold` ms, without claim or revision. False while a lease lives."""
-        with self._transaction(write=True) as tx:
+
+        def work(tx: Transaction) -> bool:
             head = tx.head(key)
             deferred = transitions.defer(head, cycle, reason, hold, tx.now) if head else None
             if deferred is None:
@@ -233,9 +260,12 @@ class CheckpointStore(ABC):
             tx.update(deferred)
             return True
 
+        return self._atomically(work)
+
     def expire(self, owner: str) -> tuple[str, ...]:
         """End every claim of a dead process now; the keys whose claims it were."""
-        with self._transaction(write=True) as tx:
+
+        def work(tx: Transaction) -> tuple[str, ...]:
             held = tx.find(Filter(states=frozenset({State.CLAIMED}), host=owner, limit=10_000))
             locked = [head for head in (tx.head(found.key) for found in held) if head is not None]
             mine = [head for head in locked if head.owner == owner and head.lease_until > tx.now]
@@ -243,24 +273,26 @@ class CheckpointStore(ABC):
                 tx.update(transitions.expire(head, tx.now))
             return tuple(head.key for head in mine)
 
+        return self._atomically(work)
+
     def take_due(self, queues: Sequence[str], limit: int, hold: int = 8_000) -> tuple[Head, ...]:
         """Hand out runs that are due, at most `limit`, oldest first, and move their `due` forward (8, 16, ... 120 s by
         default) so that no second sweeper hands them out at the same time. Their heads say key and cycle."""
         if limit < 1 or not queues:
             return ()
-        with self._transaction(write=False) as tx:
-            if not tx.due(queues, 1):
-                return ()
-        with self._transaction(write=True) as tx:
+
+        def work(tx: Transaction) -> tuple[Head, ...]:
             heads = tuple(transitions.hand_out(head, tx.now, hold) for head in tx.due(queues, limit))
             for head in heads:
                 tx.update(head)
             return heads
 
+        some = self._atomically(lambda tx: tx.due(queues, 1), write=False)
+        return self._atomically(work) if some else ()
+
     def entries(self, key: str, after: int = 0, limit: int = 1000) -> tuple[Entry, ...]:
         """Entries of both kinds after a number: events, and the log texts they refer to."""
-        with self._transaction(write=False) as tx:
-            return tuple(tx.entries(key, after, limit, None))
+        return self._atomically(lambda tx: tuple(tx.entries(key, after, limit, None)), write=False)
 
     def events(self, key: str, after: int = 0, wait: float = 0.0) -> tuple[Entry, ...]:
         """Like `entries`, but waits up to `wait` seconds for the first one."""
@@ -275,25 +307,23 @@ class CheckpointStore(ABC):
 
     def definition(self, digest: str) -> bytes:
         """The stored definition; `checkpoint_definition_missing` when the store has none of that digest."""
-        with self._transaction(write=False) as tx:
-            body = tx.definition(digest)
+        body = self._atomically(lambda tx: tx.definition(digest), write=False)
         if body is None:
             raise CheckpointError("checkpoint_definition_missing", f"the store has no definition {digest}")
         return body
 
     def find(self, filter_: Filter | None = None) -> tuple[Head, ...]:
         """Heads that match, newest first."""
-        with self._transaction(write=False) as tx:
-            return tuple(tx.find(filter_ or Filter()))
+        return self._atomically(lambda tx: tuple(tx.find(filter_ or Filter())), write=False)
 
     def presences(self, within: int = 10_000) -> tuple[Presence, ...]:
         """Workers that showed themselves in the last `within` ms."""
-        with self._transaction(write=False) as tx:
-            return tuple(p for p in tx.presences() if p.seen_at > tx.now - within)
+        return self._atomically(lambda tx: tuple(p for p in tx.presences() if p.seen_at > tx.now - within), write=False)
 
     def delete(self, key: str) -> bool:
         """Remove a record and all that belongs to it; False when there is none. A claimed run is refused."""
-        with self._transaction(write=True) as tx:
+
+        def work(tx: Transaction) -> bool:
             head = tx.head(key)
             if head is None:
                 return False
@@ -302,10 +332,11 @@ class CheckpointStore(ABC):
             tx.remove(key)
             return True
 
+        return self._atomically(work)
+
     def now(self) -> int:
         """The store's clock, in ms."""
-        with self._transaction(write=False) as tx:
-            return tx.now
+        return self._atomically(lambda tx: tx.now, write=False)
 
 
 def _create(tx: Transaction, run: NewRun) -> Head:
@@ -399,7 +430,11 @@ def open_store(url: str, *, create: bool = True) -> CheckpointStore:
         from vv_agent.checkpoint.sql import SqlStore
 
         return SqlStore(url, create=create)
+    if scheme.split("+")[0] in ("redis", "rediss"):
+        from vv_agent.checkpoint.redis import RedisStore
+
+        return RedisStore(url)
     raise StoreError(
         "store_url_invalid",
-        f"{url!r} names no store; use sqlite:///PATH, postgresql://HOST/DATABASE or memory://",
+        f"{url!r} names no store; use sqlite:///PATH, postgresql://HOST/DATABASE, redis://HOST or memory://",
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vv_agent.checkpoint.record import Head, Seen, State
-from vv_agent.checkpoint.store import CheckpointStore
+from vv_agent.checkpoint.store import CheckpointStore, Cursor
 from vv_agent.errors import LASTING_FAULTS, CannotServe, StoreError, VVAgentError
 from vv_agent.events import RunEvent, make_event
 from vv_agent.runtime.body import Body
@@ -95,7 +95,7 @@ class Tailer:
         self._followed: dict[int, Followed] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._live_after: int | None = None
+        self._live_after: Cursor = None
 
     def follow(self, key: str, body: Body, sink: EventSink, over: Over) -> Followed:
         """Send a run's events to `sink`, from the first one on, until it ends or rests."""
@@ -141,10 +141,9 @@ class Tailer:
             run.over(error)
 
     def _read_live(self, runs: list[Followed]) -> dict[str, list[bytes]]:
-        items = self._store.live.read(list({run.key for run in runs}), self._live_after or 0)
+        self._live_after, items = self._store.live.read(list({run.key for run in runs}), self._live_after)
         found: dict[str, list[bytes]] = {}
-        for number, key, body in items:
-            self._live_after = number
+        for key, body in items:
             found.setdefault(key, []).append(body)
         return found
 
