@@ -118,7 +118,7 @@ class RedisStore(CheckpointStore):
         if schema != SCHEMA or int(buckets) != BUCKETS:
             raise StoreError(
                 "store_schema_unsupported",
-                f"{self.url} has schema {schema!r} and {int(buckets)} buckets, this version reads {SCHEMA!r} and {BUCKETS}; "
+                f"{self.url} has schema {schema!r} and {int(buckets)} buckets, this version {SCHEMA!r} and {BUCKETS}; "
                 "upgrade vv-agent, or use another database",
             )
         return str(store_id.decode())

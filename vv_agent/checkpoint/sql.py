@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
+import threading
 import time
 import uuid
 from collections import OrderedDict
