@@ -121,10 +121,12 @@ def settle_tools(run: Run) -> Stop | None:
 
 
 def observation(run: Run) -> dict[str, Any] | None:
-    """The first call that was started and has no receipt, for a run that ends without settling it."""
+    """The first call that was started and cut off or never heard of, for a run that ends without settling it."""
     for position in range(len(run.turn.calls) if run.turn is not None else 0):
         entry = run.journal.get(operation_id(run, position))
-        if run.turn is not None and position not in run.turn.results and entry and entry["state"] in _BEGUN:
+        assert run.turn is not None
+        result = run.turn.results.get(position)
+        if entry and entry["state"] in _BEGUN and (result is None or result.get("error_code") == "tool_cancelled"):
             return reconciliation.observe(_tool_entry(run, position, entry)).to_wire()
     name = model_call.operation_id(run)
     entry = run.journal.get(name)
