@@ -28,7 +28,7 @@ from vv_agent.llm.reference import ModelProvider
 from vv_agent.messages import Message
 from vv_agent.result import ResolvedModel, RunResult, RunState
 from vv_agent.run_handle import RunHandle
-from vv_agent.runtime import eventlog
+from vv_agent.runtime import eventlog, extensions
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.compile import Layers, compile_run
 from vv_agent.runtime.context import Engine
@@ -411,12 +411,12 @@ def _new_run(
     items = [message_item(0, Message("system", definition.compiled_prompt))]
     items += [message_item(0, message) for message in definition.messages()]
     items.append(["i", 0, Message("user", definition.root_input).to_wire()])
-    state = definition.initial_shared_state
+    blobs = {"state": definition.initial_shared_state, "extensions": extensions.taken(program)}
     events = eventlog.event_entry(_origin(body), _first_events(body, key, engine))
     return NewRun(
         key=key, run_id=run_id, definition=definition.digest, definition_body=definition.encode(), body=body.pack(),
         queue=queue, log=(log_entry(items),), events=(events,),
-        blobs={"state": pack(dict(state))} if state else {},
+        blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
     )  # fmt: skip
 
 
