@@ -28,7 +28,7 @@ from vv_agent.llm.reference import ModelProvider
 from vv_agent.messages import Message
 from vv_agent.result import ResolvedModel, RunResult, RunState
 from vv_agent.run_handle import RunHandle
-from vv_agent.runtime import eventlog, extensions
+from vv_agent.runtime import eventlog, extensions, journal
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.compile import Layers, compile_run
 from vv_agent.runtime.context import Engine
@@ -199,6 +199,8 @@ class Runner:
         home = store or self._store_of_settings()
         snapshot = _existing(home, validate_key(key))
         engine = process.engine_for(home, self._read_settings())
+        if snapshot.journal and snapshot.head.state is not State.ENDED:
+            _check_journal(home, key)
         _wake(home, snapshot, input)
         feed = EventFeed()
         handle = RunHandle(engine, key, snapshot.head.run_id, feed)
@@ -464,12 +466,26 @@ def _readmit(engine: Engine, program: Program, found: Snapshot, policy: ResumePo
     over = head.state is State.ENDED or waits_for_user
     stored = program if over else _stored_program(engine.store, head, program)
     admission = admit(policy, head.key, present=True, terminal=over, same_definition=stored is not None)
+    if admission is Admission.RECOVER and found.journal:
+        _check_journal(engine.store, head.key)
     if admission is Admission.RECOVER and rests(head):
         engine.store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}"))
     del may_attach  # a living claim is noticed where it matters: an inline loop refuses, a follower follows
     body = Body.unpack(head.body, head.key)
     recipe = CycleRecipe.of(head, engine.store.id)
     return _Admitted(head.key, head.run_id, body, stored or program, recipe, existed=True, rests=over, shown=())
+
+
+def _check_journal(store: CheckpointStore, key: str) -> None:
+    """Before anything is claimed: what the journal holds belongs to the run as it is stored."""
+    snapshot = store.load(key)
+    if snapshot is None:
+        return
+    transcript = Transcript()
+    for entry in snapshot.log:
+        transcript.extend(entry.seq, entry.body)
+    entries = {name: unpack(body, f"journal entry {name}") for name, body in snapshot.journal.items()}
+    journal.check_integrity(key, transcript, snapshot.head.cycle, entries)
 
 
 def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Program | None:
