@@ -23,7 +23,7 @@ from vv_agent.llm.client import StreamingClient, parts_of
 from vv_agent.messages import Message, ToolCall
 from vv_agent.result import RunResult
 from vv_agent.runtime.owner import process_owner
-from vv_agent.runtime.transcript import log_entry, message_item, pack, unpack
+from vv_agent.runtime.transcript import Transcript, log_entry, message_item, pack, unpack
 from vv_agent.testing import CrashingStore, ScriptedProvider
 
 KEY = "case-key"
@@ -203,7 +203,7 @@ class Host:
         head = self.store.load(key).head  # type: ignore[union-attr]
         answer = self.store.claim(key, head.cycle, f"{head.revision:032x}", owner="gone/1/1", lease=30_000)
         assert isinstance(answer, Claimed), answer
-        packed = {name: pack(dict(entry)) for name, entry in (journal or {}).items()}
+        packed = {name: pack(self._completed(entry, log)) for name, entry in (journal or {}).items()}
         change = Change(
             1, then or Progress(), status=status, log=(log_entry(log),) if log else (), journal=packed,
             ending=isinstance(then, End), blobs={name: pack(value) for name, value in (blobs or {}).items()},
@@ -211,6 +211,19 @@ class Host:
         self.store.save(answer.claim, change)
         if then is None:
             self.store.expire("gone/1/1")
+
+    def _completed(self, entry: Mapping[str, Any], log: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """A model's entry with `digest` None gets that of the request the run makes."""
+        return {**entry, "digest": self.identity(log)} if entry.get("digest", "") is None else dict(entry)
+
+    def identity(self, more: Sequence[Sequence[Any]] = ()) -> str:
+        """What identifies the model request of the record as it stands, with these items added."""
+        transcript = Transcript()
+        for stored in self.store.load(self.key or "").log:  # type: ignore[union-attr]
+            transcript.extend(stored.seq, stored.body)
+        for item in more:
+            transcript.add(item)
+        return transcript.identity.hex()
 
     def head(self) -> Any:
         return self.store.load(self.key or "").head  # type: ignore[union-attr]

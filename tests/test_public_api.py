@@ -28,7 +28,7 @@ RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
 TOOLS: Later = ("tools", "the other tools, workspaces and skills are not built yet")
 MEMORY: Later = ("memory", "memory and context are not built yet")
 SERVER: Later = ("app server", "the App Server is not built yet")
-PEOPLE: Later = ("people", "interactive sessions are not built yet")
+INTERACTIVE: Later = ("control", "interactive sessions are not built yet")
 
 CAPABILITIES: dict[Later, str] = {
     HANDOFFS: "agent.sub_agent_config agent.handoff agent.background_task",
@@ -43,11 +43,11 @@ CAPABILITIES: dict[Later, str] = {
     MEMORY: "run_config.context_provider",
 }
 DOMAINS: dict[str, Later] = {
-    "interactive": PEOPLE, "app_server": SERVER, "memory": MEMORY, "skills": TOOLS,
+    "interactive": INTERACTIVE, "app_server": SERVER, "memory": MEMORY, "skills": TOOLS,
 }  # fmt: skip
 """Domains of which nothing is built yet."""
 SURFACES: dict[str, Later] = {
-    "sub_agent_config": HANDOFFS, "interactive_session": PEOPLE, "interactive_client": PEOPLE, "app_server": SERVER,
+    "sub_agent_config": HANDOFFS, "interactive_session": INTERACTIVE, "interactive_client": INTERACTIVE, "app_server": SERVER,
     "app_server_client": SERVER, "memory_provider": MEMORY, "memory_manager": MEMORY, "session_memory": MEMORY,
     "skills": TOOLS, "tracing_span": SESSIONS, "tracing_sink": SESSIONS,
 }  # fmt: skip

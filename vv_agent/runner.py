@@ -29,7 +29,7 @@ from vv_agent.llm.reference import ModelProvider
 from vv_agent.messages import Message
 from vv_agent.result import ResolvedModel, RunResult, RunState
 from vv_agent.run_handle import RunHandle
-from vv_agent.runtime import eventlog
+from vv_agent.runtime import eventlog, extensions, journal
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.compile import Layers, compile_run
 from vv_agent.runtime.context import Engine
@@ -202,6 +202,8 @@ class Runner:
         engine = process.engine_for(home, self._read_settings())
         if snapshot.head.state is State.ENDED:
             return read_result(engine, key, ())
+        if snapshot.journal:
+            _check_journal(home, key)
         _wake(home, snapshot, input)
         feed = EventFeed()
         handle = RunHandle(engine, key, snapshot.head.run_id, feed)
@@ -416,12 +418,12 @@ def _new_run(
     items = [message_item(0, Message("system", definition.compiled_prompt))]
     items += [message_item(0, message) for message in definition.messages()]
     items.append(["i", 0, Message("user", definition.root_input).to_wire()])
-    state = definition.initial_shared_state
+    blobs = {"state": definition.initial_shared_state, "extensions": extensions.taken(program)}
     events = eventlog.event_entry(_origin(body), _first_events(body, key, engine))
     return NewRun(
         key=key, run_id=run_id, definition=definition.digest, definition_body=definition.encode(), body=body.pack(),
         queue=queue, log=(log_entry(items),), events=(events,),
-        blobs={"state": pack(dict(state))} if state else {},
+        blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
     )  # fmt: skip
 
 
@@ -469,12 +471,26 @@ def _readmit(engine: Engine, program: Program, found: Snapshot, policy: ResumePo
     over = head.state is State.ENDED or waits_for_user
     stored = program if over else _stored_program(engine.store, head, program)
     admission = admit(policy, head.key, present=True, terminal=over, same_definition=stored is not None)
+    if admission is Admission.RECOVER and found.journal:
+        _check_journal(engine.store, head.key)
     if admission is Admission.RECOVER and rests(head):
         engine.store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}"))
     del may_attach  # a living claim is noticed where it matters: an inline loop refuses, a follower follows
     body = Body.unpack(head.body, head.key)
     recipe = CycleRecipe.of(head, engine.store.id)
     return _Admitted(head.key, head.run_id, body, stored or program, recipe, existed=True, rests=over, shown=())
+
+
+def _check_journal(store: CheckpointStore, key: str) -> None:
+    """Before anything is claimed: what the journal holds belongs to the run as it is stored."""
+    snapshot = store.load(key)
+    if snapshot is None:
+        return
+    transcript = Transcript()
+    for entry in snapshot.log:
+        transcript.extend(entry.seq, entry.body)
+    entries = {name: unpack(body, f"journal entry {name}") for name, body in snapshot.journal.items()}
+    journal.check_integrity(key, transcript, snapshot.head.cycle, entries)
 
 
 def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Program | None:

@@ -9,16 +9,11 @@ import pytest
 from tests.contract.aside import FILES, WHOLE_FILES
 from tests.contract.fixtures import READERS, folder
 
-_PASSED: Counter[str] = Counter()
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" and report.passed:
-        _PASSED[report.nodeid.split("::")[0].removesuffix(".py").replace("/", ".")] += 1
-
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not _PASSED.keys() & {module for modules in READERS.values() for module in modules}:
+    reports = terminalreporter.stats.get("passed", [])
+    passed_in = Counter(report.nodeid.split("::")[0].removesuffix(".py").replace("/", ".") for report in reports)
+    if not passed_in.keys() & {module for modules in READERS.values() for module in modules}:
         return
     terminalreporter.section("contract cases")
     with_lists = set()
@@ -28,9 +23,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             for line in cases.report():
                 terminalreporter.write_line(line)
     for fixture, modules in sorted(READERS.items()):
-        if fixture not in with_lists and (passed := sum(_PASSED[module] for module in modules)):
+        if passed := sum(passed_in[module] for module in modules):
             where = ", ".join(sorted(module.rpartition(".")[2] for module in modules))
-            terminalreporter.write_line(f"{fixture}: {passed} tests passed in {where}, nothing set aside")
+            rest = "" if fixture in with_lists else ", nothing set aside"
+            terminalreporter.write_line(f"{fixture}: {passed} tests passed in {where}{rest}")
     home = folder()
     for fixture in sorted(path.name for path in home.iterdir()) if home else ():
         if fixture not in READERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.contract.test_checkpoint_config import CASES, FIXTURE, STRICT
 from tests.contract.test_checkpoint_resume import CHECKPOINT_EVENTS
-from tests.runs import Host, QueueProvider, Recording
+from tests.runs import Died, Host, QueueProvider, Recording
 from vv_agent import Agent, CapabilityRef, CheckpointConfig, NoToolPolicy, RunConfig, Runner
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.record import NewRun
@@ -83,14 +84,18 @@ def call(tmp_path: Path) -> Call:
     return Call(tmp_path, Counting())
 
 
-def present(call: Call, existing: dict[str, Any]) -> None:
-    """A record of somebody else's."""
-    call.store.create([
-        NewRun(
-            key=existing["checkpoint_key"], run_id="run_else", definition=existing["run_definition_digest"],
-            definition_body=b"", body=b"",
-        )
-    ])  # fmt: skip
+def present(call: Call, existing: dict[str, Any], wire: dict[str, Any]) -> None:
+    """A record under the key: of another definition if the case gives it a digest, claimed or ended if it says so."""
+    key, status = existing["checkpoint_key"], existing.get("status", "running")
+    text = "another input" if "run_definition_digest" in existing else "hello"
+    stops = None if status == "completed" else ("store.claim", "before", 1)
+    config = replace(call.config({**wire, "key": key, "resume_policy": "new"}), store=Recording(call.store, stops))
+    runner = Runner(model_provider=QueueProvider(["done"]), workspace=call.folder)
+    try:
+        runner.run_sync(AGENT, text, run_config=RunConfig(checkpoint_config=config))
+    except Died:
+        if existing.get("claim_token") is not None:
+            call.store.claim(key, 1, "a" * 32, owner="elsewhere/1/1", lease=60_000)
     call.store.created.clear()
 
 
@@ -102,7 +107,7 @@ def test_a_runner_case(case: dict[str, Any], call: Call) -> None:
         return
     with CASES.run(name):
         if case.get("existing"):
-            present(call, case["existing"])
+            present(call, case["existing"], case["run_config"] or case["runner_default"])
         more = {slot: Provider() for slot in case.get("configured_capabilities", ())}
         call.make(case["runner_default"], case["run_config"], **more)
         result, expected = call.result, case["expected"]

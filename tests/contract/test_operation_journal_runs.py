@@ -42,8 +42,8 @@ def host(folder: Path, tools: Sequence[Any] = (), **options: Any) -> Host:
     return Host(MemoryStore(), folder, tools, **options)
 
 
-def seeded(run: Host, entry: dict[str, Any]) -> None:
-    """The record in which an entry of the fixture is met again."""
+def seeded(run: Host, entry: dict[str, Any], *, digest: str | None = None) -> None:
+    """The record in which an entry of the fixture is met again; a model's has the digest of our request, or `digest`."""
     kept = {"state": entry["state"], "attempt": entry["attempt"]}
     if entry["kind"] == "tool":
         step = asks(entry["tool_name"], call_id=entry["tool_call_id"], arguments=entry["arguments"])
@@ -51,7 +51,7 @@ def seeded(run: Host, entry: dict[str, Any]) -> None:
     elif entry["response"] is not None:
         run.seed(receipt(entry["response"]))
     else:
-        run.seed(journal={MODEL: kept | {"digest": entry["request_digest"]}})
+        run.seed(journal={MODEL: kept | {"digest": digest}})
 
 
 @named(FIXTURE["recovery_cases"])
@@ -65,8 +65,16 @@ def test_a_recovery_through_the_runner(case: dict[str, Any], tmp_path: Path) -> 
         run = host(
             tmp_path, [calls.tool(support)], checkpoint=policy, agent={"tool_use_behavior": "stop_on_first_tool"}
         )
-        seeded(run, entry)
-        outcome = run.run(["done"])
+        if "reconstructed_request_digest" in case:
+            mismatch(run, entry, case["reconstructed_request_digest"], case["expected"])
+            return
+        steps: list[Any] = ["done"]
+        if "observed_runtime_outcome" in case:
+            steps = observing(run, calls, entry, case["observed_runtime_outcome"])
+        else:
+            seeded(run, entry)
+        digest = run.identity() if run.store.load(run.key or "") else None
+        outcome = run.run(steps)
         name = TOOL if entry["kind"] == "tool" else MODEL
         kept = [unpack(save.journal[name] or b"", name) for save in outcome.saves if name in save.journal]
         seen: dict[str, Callable[[], Any]] = {
@@ -81,10 +89,33 @@ def test_a_recovery_through_the_runner(case: dict[str, Any], tmp_path: Path) -> 
                 outcome.event("operation_ambiguous").risk == "duplicate_model_request_and_cost"
             ),
             "same_operation_id": lambda: outcome.event("model_retry_duplicate_risk").operation_id == name,
-            "same_request_digest": lambda: kept[-1]["digest"] == entry["request_digest"],
+            "same_request_digest": lambda: kept[-1]["digest"] == digest,
             "attempt": lambda: kept[-1]["attempt"],
         }
         assert {key: seen[key]() for key in case["expected"]} == case["expected"]
+
+
+def mismatch(run: Host, entry: dict[str, Any], digest: str, expected: dict[str, Any]) -> None:
+    """An entry that was recorded for another request: nothing is claimed, changed or called."""
+    seeded(run, entry if entry["kind"] == "model" else ENTRIES["model_started"], digest=digest)
+    before = (run.head(), run.journal())
+    outcome = run.run(["never"])
+    assert outcome.code == "checkpoint_journal_integrity_mismatch" == expected.get("error_code", outcome.code)
+    assert (run.head(), run.journal(), outcome.model_calls) == (*before, 0)
+
+
+def observing(run: Host, calls: Calls, entry: dict[str, Any], seen: str) -> list[Any]:
+    """Begin with a planned call that then fails in the way a case says."""
+    assert seen in ("timeout", "connection_loss", "cancellation"), f"unknown outcome {seen}"
+    if entry["kind"] == "model":
+        return [LlmError("timeout" if seen == "timeout" else "network", seen, retryable=True)]
+    calls._act = failing(TimeoutError(seen))
+    seeded(run, entry)
+    return ["done"]
+
+
+def test_a_recorded_call_of_another_request_is_refused_before_the_claim(tmp_path: Path) -> None:
+    mismatch(host(tmp_path), ENTRIES["model_started"], "f" * 64, {})
 
 
 @named(FIXTURE["reconciliation_cases"])

@@ -62,7 +62,7 @@ def produced(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         waiting.seed(receipt(asks()), journal={TOOL: STARTED})
         events += waiting.run(["done"]).events
     repeating = host(checkpoint={"ambiguous_model_policy": "retry_with_duplicate_risk"})
-    repeating.seed(journal={MODEL: STARTED | {"digest": "0" * 64}})
+    repeating.seed(journal={MODEL: STARTED | {"digest": None}})
     events += repeating.run(["done"]).events
     return [event.to_wire() for event in events]
 

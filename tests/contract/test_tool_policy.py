@@ -21,10 +21,8 @@ METADATA_CASES = Cases(
     pending={
         name: (issue, reason)
         for name, issue, reason in (
-            ("producer_cases", "control", "they run a tool inside an agent and compare events"),
             ("app_server_projection", "app server", "it needs the App Server"),
             ("checkpoint", "control", "it needs a run with sub-agents"),
-            ("task_independence", "control", "it needs a run"),
         )
     },
 )

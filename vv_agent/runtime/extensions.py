@@ -3,7 +3,10 @@ cycle."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from vv_agent.checkpoint.extensions import check_available, check_sizes
+from vv_agent.runtime.program import Program
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import storable
 
@@ -23,11 +26,18 @@ def restore(run: Run) -> None:
 
 def snapshot(run: Run) -> None:
     """Take each extension's state into the record; `CheckpointError` when it is too large."""
-    for extension in run.program.extensions:
-        run.extensions[extension.namespace] = {
-            "version": extension.version,
-            "required": extension.required,
-            "state": storable(extension.snapshot()),
-        }
     if run.program.extensions:
+        run.extensions |= taken(run.program)
         check_sizes(run.extensions, run.program.max_extension_bytes)
+
+
+def taken(program: Program) -> dict[str, Any]:
+    """What the program's extensions have now, by namespace."""
+    entries = {
+        extension.namespace: {
+            "version": extension.version, "required": extension.required, "state": storable(extension.snapshot()),
+        }
+        for extension in program.extensions
+    }  # fmt: skip
+    check_sizes(entries, program.max_extension_bytes)
+    return entries

@@ -12,17 +12,17 @@ from typing import Any
 
 from vv_agent.checkpoint import reconciliation
 from vv_agent.checkpoint.config import AmbiguousModelPolicy, AmbiguousToolPolicy
-from vv_agent.checkpoint.identity import idempotency_key, tool_operation_id
+from vv_agent.checkpoint.identity import idempotency_key, model_operation_id, tool_operation_id
 from vv_agent.checkpoint.journal import ModelEntry, OperationKind, OperationState, ToolEntry
 from vv_agent.checkpoint.reconciliation import ABORT_CODE, ReconciliationDecision, Recovery, RecoveryAction
 from vv_agent.checkpoint.record import Progress
 from vv_agent.checkpoint.request import operation_request, request_digest
-from vv_agent.errors import LlmError, VVAgentError
+from vv_agent.errors import CheckpointError, LlmError, VVAgentError
 from vv_agent.runtime import model_call
 from vv_agent.runtime.output import Stop, failed
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.tool_context import parsed, tool_context
-from vv_agent.runtime.transcript import storable
+from vv_agent.runtime.transcript import Transcript, storable
 from vv_agent.tools.base import Decidable
 from vv_agent.tools.output import error_result
 
@@ -96,6 +96,20 @@ def recover(run: Run) -> Stop | None:
     if stop is None and unresolved:
         raise Unresolved(unresolved[0])
     return stop
+
+
+def check_integrity(key: str, transcript: Transcript, cycle: int, journal: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to go on with a model call that was recorded for another request than the one the run makes now.
+
+    Tool requests are made of the log alone, so they cannot differ from what was recorded.
+    """
+    entry = journal.get(model_operation_id(cycle, "main"))
+    if cycle not in transcript.turns and entry is not None and entry["digest"] != transcript.identity.hex():
+        raise CheckpointError(
+            "checkpoint_journal_integrity_mismatch",
+            f"the model call of cycle {cycle} of run {key!r} was recorded for other messages than the record holds; "
+            "the store was changed from outside, restore a backup",
+        )
 
 
 def settle_model(run: Run) -> Stop | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import TOOL, Host, asks
+from tests.runs import MODEL, TOOL, Host, asks
 from vv_agent import CancellationToken, LlmError, ReconciliationDecision, ToolContext, ToolOutput, function_tool
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.errors import RetryLater
@@ -172,3 +172,12 @@ def test_a_cancelled_run_keeps_what_is_known_of_the_call_that_ran(tmp_path: Path
     assert result.completion_reason == "cancelled"
     assert result.resume_observation is not None
     assert result.resume_observation.operation_id == TOOL
+
+
+def test_a_model_call_that_was_recorded_for_another_request_is_refused_before_any_claim(tmp_path: Path) -> None:
+    run = host(tmp_path)
+    run.seed(journal={MODEL: {"state": "started", "attempt": 1, "digest": "f" * 64}})
+    before = run.head()
+    outcome = run.run(["never"])
+    assert (outcome.code, outcome.model_calls) == ("checkpoint_journal_integrity_mismatch", 0)
+    assert run.head() == before
