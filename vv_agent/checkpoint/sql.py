@@ -136,7 +136,7 @@ def _statements(engine: Engine) -> dict[str, _Statement]:
         "due": head.where(RUN.c.queue == b("q"), RUN.c.due <= b("t")).order_by(RUN.c.due).limit(b("n")),
         "lock_due": head.where(RUN.c.queue == b("q"), RUN.c.due <= b("t")).order_by(RUN.c.due).limit(b("n"))
         .with_for_update(skip_locked=True),
-        "insert": insert(RUN).values({name: b(name) for name in _HEAD}).returning(RUN.c.id),
+        "insert": conflict["run"],
         "update": update(RUN).where(RUN.c.id == b("i"))
         .values({**{name: b(f"v_{name}") for name in _MUTABLE}, "journal": b("v_journal")}),
         "remove": delete(RUN).where(RUN.c.id == b("i")),
@@ -181,9 +181,11 @@ def _upserts(engine: Engine) -> dict[str, ClauseElement]:
     worker = dialect.insert(WORKER).values(
         id=b("i"), queues=b("queues"), free=b("free"), wake=b("wake"), seen_at=b("t")
     )
+    run = dialect.insert(RUN).values({name: b(name) for name in _HEAD})
     definition = dialect.insert(DEFINITION).values(digest=b("d"), body=b("body"))
     return {
         "blob": blob.on_conflict_do_update(index_elements=["run", "name"], set_={"body": blob.excluded.body}),
+        "run": run.on_conflict_do_nothing(index_elements=["key"]).returning(RUN.c.id),
         "definition": definition.on_conflict_do_nothing(index_elements=["digest"]),
         "worker": worker.on_conflict_do_update(
             index_elements=["id"],
@@ -313,9 +315,12 @@ class _Transaction:
         self._heads[head.key] = head
         return head
 
-    def insert(self, head: Head) -> None:
+    def insert(self, head: Head) -> bool:
         row = self._run("insert", **{name: getattr(head, name) for name in _HEAD}).fetchone()
+        if row is None:
+            return False
         self._ids[head.key], self._heads[head.key], self._journals[head.key] = row[0], head, None
+        return True
 
     def update(self, head: Head) -> None:
         self._heads[head.key] = head
