@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -27,7 +29,7 @@ from vv_agent.checkpoint.record import (
     Signal,
     State,
 )
-from vv_agent.checkpoint.store import CheckpointStore
+from vv_agent.checkpoint.store import CheckpointStore, open_store
 from vv_agent.errors import CheckpointError, ClaimLost, RunFinished, SignalsWaiting
 
 ROUNDS = 1000
@@ -60,17 +62,25 @@ class Pair:
         answers: list[list[Any]] = [[], []]
 
         def play(side: int, act: Callable[[int], object]) -> None:
+            dice = random.Random(side)
             for number in range(rounds):
                 self._go.wait(60)
+                for _ in range(dice.randrange(300)):  # who is first must not depend on who was woken first
+                    pass
                 try:
                     answers[side].append(act(number))
                 except CheckpointError as error:
                     answers[side].append(error)
 
         other = threading.Thread(target=play, args=(1, second))
-        other.start()
-        play(0, first)
-        other.join()
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)  # threads of one interpreter race only if it switches between them often
+        try:
+            other.start()
+            play(0, first)
+            other.join()
+        finally:
+            sys.setswitchinterval(usual)
         return list(zip(*answers, strict=True))
 
 
@@ -307,10 +317,6 @@ def test_takers_of_due_runs_never_get_the_same_one(real_store: CheckpointStore) 
 
 def _claim_all() -> None:
     """`_claim_all URL LETTER COUNT`: claim every run and say which were given."""
-    import sys
-
-    from vv_agent.checkpoint.store import open_store
-
     url, letter, count = sys.argv[1:]
     store = open_store(url)
     given = [
@@ -351,9 +357,5 @@ def test_two_processes_may_open_a_new_store_at_once(world: World, tmp_path: Path
 
 
 def _open() -> None:
-    import sys
-
-    from vv_agent.checkpoint.store import open_store
-
     with contextlib.closing(open_store(sys.argv[1])) as store:
         print(store.id)
