@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def an_agent(*tools: Any, policy: NoToolPolicy = NoToolPolicy.FINISH, **more: An
     return Agent(name="tester", instructions="Test.", tools=list(tools), no_tool_policy=policy, **more)
 
 
-@pytest.fixture(params=list(itertools.product(STORES, BACKENDS)), ids=lambda pair: "-".join(pair))
+@pytest.fixture(params=list(itertools.product(STORES, BACKENDS)), ids="-".join)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     """Each store with each backend."""
     store_name, backend = request.param
@@ -128,6 +128,3 @@ class _nothing:  # noqa: N801 - reads as a word
 
     def __exit__(self, *error: object) -> None:
         return None
-
-
-Waiter = Callable[[Callable[[], Any], str], Any]
