@@ -517,7 +517,7 @@ def _follow(engine: Engine, handle: RunHandle, feed: EventFeed, body: Body) -> N
     """Watch a run that others advance, from its first event; the handle gets its result when the run ends or rests."""
     key = handle.checkpoint_key
 
-    def over(head: Head) -> None:
+    def over(head: Head | None) -> None:
         del head
         handle.finish(lambda: read_result(engine, key, tuple(feed.events)))
 

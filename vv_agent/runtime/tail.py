@@ -22,12 +22,13 @@ from vv_agent.runtime.feed import EventSink
 
 _PATIENCE = 3
 """Rounds a durable event waits for live text that should stand before it."""
-Over = Callable[[Head], None]
+Over = Callable[[Head | None], None]
 
 
 @dataclass
 class Followed:
-    """One run that is followed. `over` is called once, with the head that ended or rests."""
+    """One run that is followed. `over` is called once, with the head that ended or rests (None: the run
+    was deleted)."""
 
     key: str
     sink: EventSink
@@ -142,6 +143,7 @@ class Tailer:
         """Read what is new of a run; True when it is over."""
         snapshot = self._store.load(run.key, Seen(entries=1 << 24, revision=-1 if run.after == 0 else 0))
         if snapshot is None:
+            run.over(None)
             return True
         entries = self._store.entries(run.key, run.after) if snapshot.head.entry_n > run.after else ()
         durable = [event for entry in entries for event in run.reader.feed(entry)]
