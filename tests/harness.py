@@ -94,6 +94,13 @@ class World:
             agent(policy), text, run_config=RunConfig(checkpoint_key=key, execution_backend=backend, **config)
         )
 
+    def create(self, texts: dict[str, str], policy: NoToolPolicy) -> None:
+        """Start distributed runs from a process that is gone then, so that nobody here follows them."""
+        file = self.folder / "runs.json"
+        file.write_text(json.dumps(texts))
+        client = self.start("tests.jobs:submit_all", str(file), policy.value, str(self.workspace))
+        assert client.wait(60) == 0, client.said()
+
     @property
     def runner(self) -> Runner:
         """A runner of this process on the world's store."""

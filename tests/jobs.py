@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from tests import effects
@@ -149,6 +150,15 @@ def submit() -> None:
     runner = Runner(model_provider=PROVIDER, workspace=workspace)
     config = RunConfig(checkpoint_key=key, execution_mode=ExecutionMode.DISTRIBUTED)
     runner.start(agent(), JOBS[job], run_config=config)
+
+
+def submit_all() -> None:
+    """`submit_all FILE POLICY WORKSPACE`: start the runs of a JSON file and leave them to workers."""
+    file, policy, workspace = sys.argv[1:]
+    runner = Runner(model_provider=PROVIDER, workspace=workspace)
+    for key, text in json.loads(Path(file).read_text()).items():
+        config = RunConfig(checkpoint_key=key, execution_mode=ExecutionMode.DISTRIBUTED)
+        runner.start(agent(NoToolPolicy(policy)), text, run_config=config)
 
 
 def cancel() -> None:

@@ -279,6 +279,19 @@ def test_an_end_waits_for_signals_that_could_change_it(store: CheckpointStore) -
     assert (saved.head.state, saved.head.status) == (State.ENDED, "failed")
 
 
+def test_a_park_that_ends_the_segment_waits_for_them_too(store: CheckpointStore) -> None:
+    store.create([new()])
+    claim = claimed(store).claim
+    store.post("k", Signal("s1", "cancel", b"enough"))
+    with pytest.raises(SignalsWaiting):
+        store.save(claim, Change(1, Park(ParkReason.INPUT, commit=True), status="wait_user"))
+    store.save(claim, Change(1, Progress()))
+    store.post("k", Signal("s2", "resume"))
+    other = Change(2, Park(ParkReason.INPUT, commit=True), consumed=("s1",))
+    saved = store.save(Claim("k", 1, "a" * 32, claim.revision + 1, 0), other)
+    assert saved.head.state is State.READY, "any other signal just wakes it again"
+
+
 def test_no_unsafe_call_starts_after_an_accepted_cancel(store: CheckpointStore) -> None:
     store.create([new()])
     claim = claimed(store).claim

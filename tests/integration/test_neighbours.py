@@ -12,8 +12,7 @@ import pytest
 from tests.harness import World, answer_of, until
 from tests.jobs import plan
 from vv_agent.checkpoint.record import State
-
-SLOW_MODEL = plan({"say": "first", "call": [["charge", {"n": 1}]]}, {"say": "slow", "sleep": 120.0})
+from vv_agent.errors import CheckpointError
 
 
 def charge_then(**step: object) -> str:
@@ -83,7 +82,7 @@ def test_a_worker_told_to_stop_gives_its_model_call_back(shared_world: World) ->
     world = shared_world
     lease = {"VV_AGENT_LEASE_SECONDS": "30"}
     first = world.worker(ready=True, **lease)
-    world.submit("k", charge_then(sleep=120.0))
+    handle = world.submit("k", charge_then(sleep=4.0))
     assert busy_in(world, "model", cycle=2) == first.pid
     second = world.worker(ready=True, **lease)
     asked = time.time()
@@ -95,7 +94,15 @@ def test_a_worker_told_to_stop_gives_its_model_call_back(shared_world: World) ->
     print(f"\n{world.store.url.split(':')[0]}: gone {gone:.2f} s after SIGTERM, the run went on after {on:.2f} s")
     assert gone < 5.0
     assert on < 2.0
+    assert handle.result(10).final_output == "done"
     assert world.head("k").attempt == 1  # type: ignore[union-attr]
+    late = world.runner.attach("k", store=world.store)
+    late.result(10)
+    replayed = [event.event_id for event in late.events()]
+    assert len(replayed) == len(set(replayed)), "the cycle that was given back numbers its events on"
+    assert [e.type for e in late.events()].count("model_retry_duplicate_risk") == 1
+    followed = [e.event_id for e in handle.events() if e.type in {event.type for event in late.events()}]
+    assert [i for i in followed if i in replayed] == replayed
 
 
 @pytest.mark.parametrize("tool", ["charge", "launch"])
@@ -186,6 +193,13 @@ def test_a_cancel_with_no_worker_is_written_by_the_caller(shared_world: World) -
     assert handle.result(5).completion_reason == "cancelled"
     print(f"\n{world.store.url.split(':')[0]}: ended by the caller after {time.monotonic() - asked:.2f} s")
     assert world.effects() == []
+
+
+def test_whoever_follows_a_run_that_is_deleted_is_told(shared_world: World) -> None:
+    handle = shared_world.submit("k", plan({"say": "never"}))
+    assert shared_world.store.delete("k")
+    with pytest.raises(CheckpointError, match="checkpoint_not_found"):
+        handle.result(5)
 
 
 def test_a_run_that_waits_for_a_decision_can_be_cancelled(world: World) -> None:

@@ -80,9 +80,10 @@ class _Transaction:
         record = self._records.get(key)
         return record.head if record else None
 
-    def insert(self, head: Head) -> None:
+    def insert(self, head: Head) -> bool:
         self._undo.append(lambda: self._records.pop(head.key, None))
         self._records[head.key] = _Record(head)
+        return True
 
     def update(self, head: Head) -> None:
         record = self._records[head.key]

@@ -261,7 +261,8 @@ class Change:
     starts: bool = False
     """An unsafe call or a child starts with this save: refused while a cancel is unread."""
     ending: bool = False
-    """The first save of an end; refused while a signal that could change the end is unread."""
+    """The first save of an end; refused while a signal that could change the end is unread, as is a commit that parks
+    the run for input or budget (it ends the segment)."""
     durable: bool = False
     """Must survive power loss."""
     creates: tuple[NewRun, ...] = ()

@@ -318,7 +318,7 @@ class _Transaction:
             self._stored[key] = head
         return head
 
-    def insert(self, head: Head) -> None:
+    def insert(self, head: Head) -> bool:
         store = self._store
         if head.root_key != head.key:
             store._trees[head.key] = head.root_key
@@ -327,6 +327,7 @@ class _Transaction:
         self._heads[head.key], self._journals[head.key] = head, None
         self._changed.add(head.key)
         self._commands.append(["ZADD", self._name("runs", head), head.created_at, head.key])
+        return True  # the commit finds out if somebody was faster
 
     def update(self, head: Head) -> None:
         self._heads[head.key] = head

@@ -207,7 +207,7 @@ def _statements(engine: Engine) -> dict[str, _Statement]:
         "lock_due": head.where(RUN.c.queue == b("q"), RUN.c.due <= b("t")).order_by(RUN.c.due).limit(b("n"))
         .with_for_update(skip_locked=True),
         "stamp": select(RUN.c.id, RUN.c.stamp, _clock_column(engine.dialect.name)).where(RUN.c.key == b("k")),
-        "insert": insert(RUN).values({name: b(name) for name in (*_HEAD, "stamp")}).returning(RUN.c.id),
+        "insert": conflict["run"],
         "remove": delete(RUN).where(RUN.c.id == b("i")),
         "append": insert(ENTRY).values(id=b("i"), kind=b("kind"), body=b("body")),
         "entries": select(ENTRY.c.id, ENTRY.c.kind, ENTRY.c.body)
@@ -250,9 +250,11 @@ def _upserts(engine: Engine) -> dict[str, ClauseElement]:
     worker = dialect.insert(WORKER).values(
         id=b("i"), queues=b("queues"), free=b("free"), wake=b("wake"), seen_at=b("t")
     )
+    run = dialect.insert(RUN).values({name: b(name) for name in (*_HEAD, "stamp")})
     definition = dialect.insert(DEFINITION).values(digest=b("d"), body=b("body"))
     return {
         "blob": blob.on_conflict_do_update(index_elements=["run", "name"], set_={"body": blob.excluded.body}),
+        "run": run.on_conflict_do_nothing(index_elements=["key"]).returning(RUN.c.id),
         "definition": definition.on_conflict_do_nothing(index_elements=["digest"]),
         "worker": worker.on_conflict_do_update(
             index_elements=["id"],
@@ -398,10 +400,13 @@ class _Transaction:
             self._now = now
         return head
 
-    def insert(self, head: Head) -> None:
+    def insert(self, head: Head) -> bool:
         stamp = secrets.randbits(63)
         row = self._run("insert", stamp=stamp, **head._asdict()).fetchone()
+        if row is None:
+            return False
         self._remember(_Row(row[0], stamp, head, None), None)
+        return True
 
     def update(self, head: Head) -> None:
         self._heads[head.key] = head

@@ -52,7 +52,7 @@ class Transaction(Protocol):
     @property
     def now(self) -> int: ...
     def head(self, key: str) -> Head | None: ...
-    def insert(self, head: Head) -> None: ...
+    def insert(self, head: Head) -> bool: ...  # False when another transaction took the key meanwhile
     def update(self, head: Head) -> None: ...
     def remove(self, key: str) -> None: ...
     def append(self, key: str, entries: Sequence[Entry]) -> None: ...
@@ -217,7 +217,7 @@ class CheckpointStore(ABC):
 
         def work(tx: Transaction) -> Renewed:
             lost, signalled = set(), set()
-            for claim in claims:
+            for claim in sorted(claims, key=lambda claim: claim.key):  # in one order, or two callers lock each other
                 head = tx.head(claim.key)
                 renewed = transitions.renew(head, claim.token, lease, tx.now) if head else None
                 if renewed is None:
@@ -267,7 +267,8 @@ class CheckpointStore(ABC):
 
         def work(tx: Transaction) -> tuple[str, ...]:
             held = tx.find(Filter(states=frozenset({State.CLAIMED}), host=owner, limit=10_000))
-            locked = [head for head in (tx.head(found.key) for found in held) if head is not None]
+            keys = sorted(found.key for found in held)
+            locked = [head for head in map(tx.head, keys) if head is not None]
             mine = [head for head in locked if head.owner == owner and head.lease_until > tx.now]
             for head in mine:
                 tx.update(transitions.expire(head, tx.now))
@@ -340,17 +341,16 @@ class CheckpointStore(ABC):
 
 
 def _create(tx: Transaction, run: NewRun) -> Head:
-    existing = tx.head(run.key)
-    if existing is not None:
-        if existing.run_id == run.run_id:
+    head = transitions.create(run, tx.now)
+    if tx.head(run.key) is not None or not tx.insert(head):
+        existing = tx.head(run.key)
+        if existing is not None and existing.run_id == run.run_id:
             return existing
         raise CheckpointError(
             "checkpoint_already_exists",
             f"a run with the key {run.key!r} exists; use another key, or resume_policy='resume_if_present' to attach",
         )
-    head = transitions.create(run, tx.now)
     tx.add_definition(run.definition, run.definition_body)
-    tx.insert(head)
     tx.append(run.key, _numbered(0, run.log, run.events))
     if run.blobs:
         tx.set_blobs(run.key, run.blobs)

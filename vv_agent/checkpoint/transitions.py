@@ -148,9 +148,16 @@ def save(head: Head, claim: Claim, change: Change, unread: Sequence[Signal], now
 def _signals_allow(head: Head, change: Change, unread: Sequence[Signal]) -> None:
     kinds = {signal.kind for signal in unread}
     starts_cancelled = (change.starts or change.creates) and "cancel" in kinds
-    end_undecided = change.ending and not head.ending and kinds & ENDS_WAIT_FOR
+    ends = (change.ending and not head.ending) or _ends_segment(change)
+    end_undecided = ends and kinds & ENDS_WAIT_FOR
     if starts_cancelled or end_undecided:
         raise SignalsWaiting(head.key, unread)
+
+
+def _ends_segment(change: Change) -> bool:
+    """A park that ends the segment has a terminal event, like an end: it is decided with the same care."""
+    then = change.then
+    return isinstance(then, Park) and then.commit and then.reason in (ParkReason.INPUT, ParkReason.BUDGET)
 
 
 def _next(head: Head, change: Change, signalled: bool, now: int) -> Head:

@@ -6,6 +6,7 @@ import contextvars
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -22,12 +23,15 @@ class Call(Generic[T]):
         self.finished = threading.Event()
         self._value: T | None = None
         self.error: BaseException | None = None
+        self.ended: int | None = None
+        """When it was over (`time.monotonic_ns`)."""
 
     def run(self) -> None:
         try:
             self._value = self._context.run(self._work)
         except BaseException as error:
             self.error = error
+        self.ended = time.monotonic_ns()
         self.finished.set()
         self._done(self)
 

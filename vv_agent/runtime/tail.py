@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from vv_agent.checkpoint.record import Head, Seen, State
 from vv_agent.checkpoint.store import CheckpointStore, Cursor
-from vv_agent.errors import LASTING_FAULTS, CannotServe, StoreError, VVAgentError
+from vv_agent.errors import LASTING_FAULTS, CannotServe, CheckpointError, StoreError, VVAgentError
 from vv_agent.events import RunEvent, make_event
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.eventlog import EventReader, Numbered
@@ -151,6 +151,7 @@ class Tailer:
         """Read what is new of a run; True when it is over."""
         snapshot = self._store.load(run.key, Seen(entries=1 << 24, revision=-1 if run.after == 0 else 0))
         if snapshot is None:
+            run.over(CheckpointError("checkpoint_not_found", f"run {run.key!r} was deleted while it was followed"))
             return True
         entries = self._store.entries(run.key, run.after) if snapshot.head.entry_n > run.after else ()
         durable = [event for entry in entries for event in run.reader.feed(entry)]

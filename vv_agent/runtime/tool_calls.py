@@ -284,12 +284,13 @@ class _Running:
     def cut_off(self) -> Outcome:
         """The outcome of a call that did not stop in time."""
         text = "The call was cancelled while it ran; whether it had an effect is not known."
-        duration = (time.monotonic_ns() - self.began) // 1_000_000
-        return Outcome(error_result(self.prepared.call.id, text, "tool_cancelled"), duration)
+        return Outcome(error_result(self.prepared.call.id, text, "tool_cancelled"), self._duration())
+
+    def _duration(self) -> int:
+        return ((self.call.ended or time.monotonic_ns()) - self.began) // 1_000_000
 
     def outcome(self) -> Outcome:
-        duration = (time.monotonic_ns() - self.began) // 1_000_000
-        prepared = self.prepared
+        duration, prepared = self._duration(), self.prepared
         if self.timed_out:
             seconds = prepared.tool.timeout_seconds
             text = f"Tool {prepared.call.name} timed out after {seconds:g} seconds."

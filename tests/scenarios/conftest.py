@@ -1,0 +1,130 @@
+"""Every store with every backend, behind one verb: run an agent and give its result."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import servers
+from vv_agent import Agent, NoToolPolicy, RunConfig, Runner
+from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy
+from vv_agent.checkpoint.memory import MemoryStore
+from vv_agent.checkpoint.store import CheckpointStore, open_store
+from vv_agent.dispatch.distributed import DistributedBackend
+from vv_agent.dispatch.inline import InlineBackend
+from vv_agent.dispatch.store import StoreDispatcher
+from vv_agent.dispatch.threaded import ThreadBackend
+from vv_agent.result import RunResult
+from vv_agent.run_handle import RunHandle
+from vv_agent.settings import Settings
+from vv_agent.testing import ScriptedProvider
+from vv_agent.workers.local import LocalWorker
+
+STORES = ("memory", "sqlite", "postgres")
+BACKENDS = ("inline", "threaded", "workers")
+_QUEUE = "scenarios"
+
+
+class Bench:
+    """One store and one backend. Code of the tests is named by import path, so that the worker may load it."""
+
+    def __init__(self, store: CheckpointStore, backend: str, tmp_path: Path) -> None:
+        self.store = store
+        self.kind = backend
+        self.settings = Settings(queue=_QUEUE, imports=("tests",), lease_seconds=3.0)
+        self._numbers = itertools.count()
+        self._worker: LocalWorker | None = None
+        self._thread: threading.Thread | None = None
+        self._workspace = tmp_path
+        match backend:
+            case "inline":
+                self.backend: Any = InlineBackend()
+            case "threaded":
+                self.backend = ThreadBackend(4)
+            case _:
+                self.backend = DistributedBackend(StoreDispatcher(store), fallback=False)
+                self._worker = LocalWorker(store, self.settings, queues=(_QUEUE,), threads=8)
+                self._thread = threading.Thread(target=self._worker.run, name="test-worker", daemon=True)
+                self._thread.start()
+
+    def runner(self, steps: Sequence[Any] = (), *, provider: Any = None, delay: float = 0.0) -> Runner:
+        return Runner(
+            model_provider=provider or Scripts.of(steps, delay), workspace=self._workspace, settings=self.settings
+        )
+
+    def config(
+        self, key: str | None = None, policy: ResumePolicy = ResumePolicy.RESUME_IF_PRESENT, **more: Any
+    ) -> RunConfig:
+        checkpoint = CheckpointConfig(
+            key=key or f"k{next(self._numbers)}", store=self.store, resume_policy=policy, **more.pop("checkpoint", {})
+        )
+        return RunConfig(checkpoint_config=checkpoint, execution_backend=self.backend, **more)
+
+    def run(
+        self, agent: Agent, steps: Sequence[Any], text: str = "Go.", *, key: str | None = None, **more: Any
+    ) -> RunResult:
+        return self.runner(steps).run_sync(agent, text, run_config=self.config(key, **more))
+
+    def start(self, agent: Agent, steps: Sequence[Any], *, key: str, delay: float = 0.0, **more: Any) -> RunHandle:
+        return self.runner(steps, delay=delay).start(agent, "Go.", run_config=self.config(key, **more))
+
+    def close(self) -> None:
+        if self._worker is not None and self._thread is not None:
+            self._worker.stop()
+            self._thread.join(15)
+            assert not self._thread.is_alive(), "the worker does not stop"
+
+
+class Scripts:
+    """Scripted providers by number, so that a worker of this process finds them by import path."""
+
+    made: dict[int, ScriptedProvider] = {}  # noqa: RUF012 - a registry
+
+    @classmethod
+    def of(cls, steps: Sequence[Any], delay: float = 0.0) -> ScriptedProvider:
+        number = len(cls.made)
+        provider = cls.made[number] = ScriptedProvider(steps, delay=delay)
+        name = f"provider_{number}"
+        globals()[name] = provider
+        provider.__vv_ref__ = f"tests.scenarios.conftest:{name}"  # type: ignore[attr-defined]
+        return provider
+
+
+def an_agent(*tools: Any, policy: NoToolPolicy = NoToolPolicy.FINISH, **more: Any) -> Agent:
+    return Agent(name="tester", instructions="Test.", tools=list(tools), no_tool_policy=policy, **more)
+
+
+@pytest.fixture(params=list(itertools.product(STORES, BACKENDS)), ids="-".join)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    """Each store with each backend."""
+    store_name, backend = request.param
+    if store_name == "postgres" and servers.postgres_url() is None:
+        pytest.skip(servers.MISSING["postgres"])
+    with servers.postgres_schema() if store_name == "postgres" else _nothing() as url:
+        store: CheckpointStore
+        match store_name:
+            case "memory":
+                store = MemoryStore()
+            case "sqlite":
+                store = open_store(f"sqlite:///{tmp_path}/runs.db")
+            case _:
+                store = open_store(str(url))
+        made = Bench(store, backend, tmp_path)
+        try:
+            yield made
+        finally:
+            made.close()
+            store.close()
+
+
+class _nothing:  # noqa: N801 - reads as a word
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        return None
