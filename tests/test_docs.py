@@ -8,12 +8,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from vv_agent.llm.settings_file import LlmSettings
+from vv_agent.process import store_at
 
 PROJECT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (PROJECT / "docs").glob("*.md")))
@@ -66,14 +68,21 @@ def test_the_readme_examples_print_what_it_says(tmp_path: Path) -> None:
             shell=True, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
         try:
-            ready = "while ! grep -q 'process .*queues' workers.log; do sleep 0.1; done; sleep 0.5; "
-            done = typed(ready + start_line.strip())
+            _wait_for_two(f"sqlite:///{tmp_path}/.vv-agent/runs.db")
+            done = typed(start_line.strip())
         finally:
             workers.terminate()
             workers.wait(30)
     assert done.stdout.endswith("run_completed\nYou get 5.00 back.\n"), done.stderr
     assert "no worker" not in done.stderr
     assert "INFO cycle 2 of ticket-4711: ended" in (tmp_path / "workers.log").read_text()
+
+
+def _wait_for_two(url: str) -> None:
+    end = time.monotonic() + 60
+    while len(store_at(url).presences()) < 2:
+        assert time.monotonic() < end, "the workers did not start"
+        time.sleep(0.05)
 
 
 def test_the_settings_of_the_documentation_load() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def test_without_workers_the_starter_runs_its_own_code_without_any_imports_setti
 ) -> None:
     settings = Settings(store=f"sqlite:///{tmp_path}/runs.db", imports=())
     runner = Runner(model_provider=shop.models, workspace=tmp_path / "files", settings=settings)
-    result = runner.start(shop.agent, "What is a pear?", run_config=DISTRIBUTED).result(20)
+    result = runner.start(shop.agent, "What is a pear?", run_config=DISTRIBUTED).result(60)
     assert result.final_output == "A pear costs 2.50."
     assert capfd.readouterr().err.count("no worker of queue 'vv-agent' is running") == 1
 
@@ -39,7 +40,7 @@ def test_a_worker_that_may_not_load_the_code_says_so_and_another_one_finishes(tm
         wait_for(lambda: "VV_AGENT_IMPORTS" in log.read_text())
         assert "cycle 1 of pear-1: deferred" in log.read_text()
         with worker(url, tmp_path / "other.log", imports="tests.scenarios"):
-            assert handle.result(30).final_output == "A pear costs 2.50."
+            assert handle.result(60).final_output == "A pear costs 2.50."
 
 
 class worker:  # noqa: N801  # reads as a verb
@@ -60,8 +61,7 @@ class worker:  # noqa: N801  # reads as a verb
         self._log.close()
 
 
-def wait_for(condition: object, seconds: float = 20.0) -> None:
-    assert callable(condition)
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
