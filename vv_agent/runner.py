@@ -200,7 +200,7 @@ class Runner:
         home = store or self._store_of_settings()
         snapshot = _existing(home, validate_key(key))
         engine = process.engine_for(home, self._read_settings())
-        if snapshot.head.state is State.ENDED:
+        if snapshot.head.state is State.ENDED and input is None:
             return read_result(engine, key, ())
         if snapshot.journal:
             _check_journal(home, key)
