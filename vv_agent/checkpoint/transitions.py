@@ -7,7 +7,6 @@ why there is none; it never reads a clock, makes a token or knows how heads are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from vv_agent.checkpoint.record import (
     Change,
@@ -78,12 +77,11 @@ def claim(
     takeover = head.state is State.CLAIMED
     if takeover and head.recoveries >= MAX_RECOVERIES:
         parked = _unowned(head, State.PARKED, now, due=None, reason=ParkReason.ATTEMPTS)
-        parked = replace(parked, status="reconciliation_required", revision=head.revision + 1)
+        parked = parked._replace(status="reconciliation_required", revision=head.revision + 1)
         return parked, Refused("attempts", parked)
     recoveries = head.recoveries + 1 if takeover else head.recoveries
     lease_until = now + lease
-    claimed = replace(
-        head,
+    claimed = head._replace(
         state=State.CLAIMED, status="running", token=token, owner=owner, lease_until=lease_until,
         due=lease_until + backoff(recoveries, token), revision=head.revision + 1, recoveries=recoveries,
         attempt=head.attempt + (1 if takeover or resume else 0), dispatches=0, refused_at=None, refusal=None,
@@ -138,8 +136,7 @@ def save(head: Head, claim: Claim, change: Change, unread: Sequence[Signal], now
     entries = head.entry_n + len(change.log) + len(change.events)
     if entries >= MAX_ENTRIES:
         raise CheckpointError("checkpoint_entries_exhausted", f"run {head.key!r} has used its 16.7 million entries")
-    written = replace(
-        head,
+    written = head._replace(
         body=head.body if change.body is None else change.body,
         status=change.status or head.status, ending=head.ending or change.ending, recoveries=0, entry_n=entries,
         signal_n=len(unread), revision=claim.revision + 1, write_token=claim.token, write_no=change.number,
@@ -161,7 +158,7 @@ def _next(head: Head, change: Change, signalled: bool, now: int) -> Head:
         case Progress():
             return head
         case Commit(keep=True):
-            return replace(head, cycle=head.cycle + 1)
+            return head._replace(cycle=head.cycle + 1)
         case Commit(due_in=due_in):
             return _unowned(head, State.READY, now, due=now if signalled else now + due_in, committed=True)
         case Release(due_in=due_in):
@@ -172,15 +169,14 @@ def _next(head: Head, change: Change, signalled: bool, now: int) -> Head:
             due = None if due_in is None else now + due_in
             return _unowned(head, State.PARKED, now, due=due, reason=reason, committed=commit)
         case End():
-            return replace(_unowned(head, State.ENDED, now, due=None), ending=True)
+            return _unowned(head, State.ENDED, now, due=None)._replace(ending=True)
 
 
 def _unowned(
     head: Head, to: State, now: int, *, due: int | None, reason: ParkReason | None = None, committed: bool = False
 ) -> Head:
     """The head without its claim."""
-    return replace(
-        head,
+    return head._replace(
         state=to, reason=reason, token=None, owner=None, lease_until=0, due=due, recoveries=0, dispatches=0,
         cycle=head.cycle + (1 if committed else 0), updated_at=now,
     )  # fmt: skip
@@ -191,16 +187,16 @@ def renew(head: Head, token: str, lease: int, now: int) -> Head | None:
     if head.token != token or head.state is not State.CLAIMED or head.lease_until <= now:
         return None
     until = now + lease
-    return replace(head, lease_until=until, due=until + backoff(head.recoveries, token))
+    return head._replace(lease_until=until, due=until + backoff(head.recoveries, token))
 
 
 def post(head: Head, signal: Signal, now: int) -> Head:
     """Note an unread signal; a parked run becomes ready and due now. Raises `RunFinished` from *ending* on."""
     if head.ending or head.state is State.ENDED:
         raise RunFinished(head.key)
-    noted = replace(head, signal_n=head.signal_n + 1)
+    noted = head._replace(signal_n=head.signal_n + 1)
     if noted.state is State.PARKED:
-        return replace(noted, state=State.READY, due=now)
+        return noted._replace(state=State.READY, due=now)
     return noted
 
 
@@ -210,12 +206,12 @@ def defer(head: Head, cycle: int, reason: str, hold: int, now: int) -> Head | No
         return None
     if head.state is State.CLAIMED and head.lease_until > now:
         return None
-    return replace(head, due=now + hold, refused_at=now if head.refused_at is None else head.refused_at, refusal=reason)
+    return head._replace(due=now + hold, refused_at=now if head.refused_at is None else head.refused_at, refusal=reason)
 
 
 def expire(head: Head, now: int) -> Head:
     """End a dead process's claim now; its cycle can be taken over as soon as its back-off allows."""
-    return replace(head, lease_until=now, due=now + backoff(head.recoveries, head.token or "0"))
+    return head._replace(lease_until=now, due=now + backoff(head.recoveries, head.token or "0"))
 
 
 def hand_out(head: Head, now: int, hold: int = _HOLD_MS) -> Head:
@@ -224,7 +220,7 @@ def hand_out(head: Head, now: int, hold: int = _HOLD_MS) -> Head:
     Without the doubling, sweepers flood the queue under backlog (4,705 needless messages for 5,600 cycles, measured).
     """
     wait = min(hold << min(head.dispatches, 4), _MAX_HOLD_MS)
-    return replace(head, state=state(head, now), due=now + wait, dispatches=head.dispatches + 1)
+    return head._replace(state=state(head, now), due=now + wait, dispatches=head.dispatches + 1)
 
 
 def tree_accepts(creates: Iterable[NewRun], root: Head, unread_of_root: Sequence[Signal]) -> None:
