@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.job import AGENT, look
+from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.llm.base import ModelRequest, collect
 from vv_agent.llm.scripted import ScriptedModel
 from vv_agent.messages import Message
@@ -34,26 +35,61 @@ Write = tuple[str | None, int, bytes, Sequence[tuple[int, bytes]]]
 """One write: the new token, the new due, the row's other bytes, and the entries (kind, body) it appends."""
 
 
-def raw_writes(path: Path, writes: Sequence[Write]) -> float:
-    """Seconds of the same writes by plain sqlite3: what a checkpoint costs if nothing is checked or built."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+class Raw:
+    """One run in a database of plain sqlite3: what its writes cost if nothing is checked or built."""
+
+    def __init__(self, path: Path) -> None:
+        self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         for pragma in ("page_size=2048", "journal_mode=WAL", "synchronous=NORMAL", "journal_size_limit=16777216"):
-            db.execute(f"PRAGMA {pragma}").fetchall()
-        db.execute("CREATE TABLE run (id INTEGER PRIMARY KEY, token TEXT, due INTEGER, head BLOB)")
-        db.execute("CREATE INDEX run_due ON run (due) WHERE due IS NOT NULL")
-        db.execute("CREATE TABLE entry (id INTEGER PRIMARY KEY, kind INTEGER, body BLOB)")
-        db.execute("INSERT INTO run VALUES (1, NULL, 0, x'')")
-        seq, held = 1 << 24, None
-        began = time.perf_counter()
-        for token, due, head, entries in writes:
-            db.execute("BEGIN IMMEDIATE")
-            update = "UPDATE run SET token = ?, due = ?, head = ? WHERE id = 1 AND token IS ?"
-            assert db.execute(update, (token, due, head, held)).rowcount == 1
-            for kind, body in entries:
-                db.execute("INSERT INTO entry VALUES (?, ?, ?)", (seq := seq + 1, kind, body))
-            db.execute("COMMIT")
-            held = token
-        return time.perf_counter() - began
+            self.db.execute(f"PRAGMA {pragma}").fetchall()
+        self.db.execute("CREATE TABLE run (id INTEGER PRIMARY KEY, token TEXT, due INTEGER, head BLOB)")
+        self.db.execute("CREATE INDEX run_due ON run (due) WHERE due IS NOT NULL")
+        self.db.execute("CREATE TABLE entry (id INTEGER PRIMARY KEY, kind INTEGER, body BLOB)")
+        self.db.execute("INSERT INTO run VALUES (1, NULL, 0, x'')")
+        self._seq = 1 << 24
+        self._held: str | None = None
+
+    def write(self, one: Write) -> None:
+        token, due, head, entries = one
+        self.db.execute("BEGIN IMMEDIATE")
+        update = "UPDATE run SET token = ?, due = ?, head = ? WHERE id = 1 AND token IS ?"
+        assert self.db.execute(update, (token, due, head, self._held)).rowcount == 1
+        for kind, body in entries:
+            self.db.execute("INSERT INTO entry VALUES (?, ?, ?)", (self._seq, kind, body))
+            self._seq += 1
+        self.db.execute("COMMIT")
+        self._held = token
+
+
+def raw_writes(path: Path, writes: Sequence[Write]) -> float:
+    """Seconds of the writes in a loop that does nothing else."""
+    raw = Raw(path)
+    began = time.perf_counter()
+    for one in writes:
+        raw.write(one)
+    spent = time.perf_counter() - began
+    raw.db.close()
+    return spent
+
+
+class RawBeside(MemoryStore):
+    """A store in memory that makes the raw writes where a real store makes its own: between a model call and a tool
+    call they take about twice as long as in a loop, ours and these alike, because the processor's caches are cold."""
+
+    def __init__(self, path: Path, writes: Sequence[Write]) -> None:
+        super().__init__()
+        self.raw = Raw(path)
+        self._writes = iter(writes)
+
+    def claim(self, *args: Any, **options: Any) -> Any:
+        answer = super().claim(*args, **options)
+        self.raw.write(next(self._writes))
+        return answer
+
+    def save(self, *args: Any, **options: Any) -> Any:
+        answer = super().save(*args, **options)
+        self.raw.write(next(self._writes))
+        return answer
 
 
 def writes_of(path: Path, *, kept: bool) -> list[Write]:

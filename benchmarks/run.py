@@ -23,9 +23,9 @@ def measures(*, quick: bool, postgres: str | None) -> dict[str, Measure]:
     long, long_rounds = (50, 1) if quick else (1000, 5)
     planned: dict[str, Measure] = {
         "inline": lambda: cycles.inline_overhead(n, rounds),
-        "store": lambda: [f for form in cycles.FORMS for f in cycles.store_cost(n, rounds, form)],
+        "store": lambda: _both(lambda form: cycles.store_cost(n, rounds, form)),
         "large_file": cycles.large_file,
-        "growth": lambda: [f for form in cycles.FORMS for f in cycles.growth(long, long_rounds, form)],
+        "growth": lambda: _both(lambda form: cycles.growth(long, long_rounds, form)),
         "imports": lambda: processes.imports(1 if quick else 9),
         "workers": lambda: processes.workers(4 if quick else 100),
         "latency": lambda: processes.latency(2 if quick else 30),
@@ -33,6 +33,11 @@ def measures(*, quick: bool, postgres: str | None) -> dict[str, Measure]:
     if postgres:
         planned["postgres"] = lambda: cycles.postgres_cost(postgres, n, 1 if quick else 3)
     return planned
+
+
+def _both(measure: Callable[[str], list[Figure]]) -> list[Figure]:
+    with cycles.one_core():
+        return [figure for form in cycles.FORMS for figure in measure(form)]
 
 
 def main() -> int:

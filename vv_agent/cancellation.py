@@ -15,7 +15,8 @@ class CancellationToken:
 
     def __init__(self, parent: CancellationToken | None = None) -> None:
         self._lock = threading.Lock()
-        self._event = threading.Event()
+        self._event: threading.Event | None = None
+        """Made for the first one that waits: a cycle makes four tokens, and nobody waits for most of them."""
         self._reason: str | None = None
         self._callbacks: dict[int, Callable[[], object]] = {}
         self._next = 0
@@ -23,7 +24,7 @@ class CancellationToken:
 
     @property
     def cancelled(self) -> bool:
-        return self._event.is_set()
+        return self._reason is not None
 
     @property
     def reason(self) -> str | None:
@@ -33,10 +34,11 @@ class CancellationToken:
     def cancel(self, reason: str | None = None) -> bool:
         """Cancel; True only for the call that did it."""
         with self._lock:
-            if self._event.is_set():
+            if self._reason is not None:
                 return False
             self._reason = reason or "Operation was cancelled"
-            self._event.set()
+            if self._event is not None:
+                self._event.set()
             callbacks = list(self._callbacks.values())
             self._callbacks.clear()
         for callback in callbacks:
@@ -46,7 +48,7 @@ class CancellationToken:
     def on_cancel(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback` when cancelled; the returned function takes it back."""
         with self._lock:
-            if not self._event.is_set():
+            if self._reason is None:
                 number = self._next
                 self._next += 1
                 self._callbacks[number] = callback
@@ -66,6 +68,11 @@ class CancellationToken:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds; True if cancelled."""
+        with self._lock:
+            if self._reason is not None:
+                return True
+            if self._event is None:
+                self._event = threading.Event()
         return self._event.wait(timeout)
 
     def _remove(self, number: int) -> None:

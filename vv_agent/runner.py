@@ -525,12 +525,15 @@ def _follow(engine: Engine, handle: RunHandle, feed: EventFeed, body: Body) -> N
 
 def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...]) -> RunResult:
     """The public result of a record as it stands."""
-    snapshot = engine.store.load(key)
+    cached = engine.cache.take(key)
+    snapshot = engine.store.load(key, Seen(cached.entry_n) if cached else None)
     if snapshot is None:
         raise CheckpointError("checkpoint_not_found", f"run {key!r} was deleted")
     head = snapshot.head
     body = Body.unpack(head.body, key)
-    transcript = Transcript()
+    if cached and (cached.run_id != head.run_id or head.entry_n < cached.entry_n):
+        return read_result(engine, key, events)  # another run took the key; nothing is cached any more
+    transcript = cached.transcript if cached else Transcript()
     for entry in snapshot.log:
         transcript.extend(entry.seq, entry.body)
     state = (snapshot.blobs or {}).get("state")

@@ -135,6 +135,8 @@ def _after(engine: Engine, run: Run) -> Advanced:
         return Advanced("committed", head, (CycleRecipe.of(head, engine.store.id),), kept=run)
     engine.keeper.release(run.hold)
     if head.state is State.ENDED:
+        if engine.sink(run.key) is not None:  # who listens here reads the result next
+            run.remember()
         return Advanced("ended", head)
     run.remember()
     if head.state is State.PARKED:

@@ -13,8 +13,8 @@ Live items have the same form, one event each, so that a reader knows an event a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from vv_agent.checkpoint.identity import event_id
 from vv_agent.checkpoint.record import Entry, EntryKind
@@ -41,23 +41,21 @@ LIVE_ONLY = frozenset({"assistant_delta", "reasoning_delta", "model_tool_call_st
 Refs = Mapping[str, Sequence[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where in a run events come from."""
+class Origin(NamedTuple):
+    """Where in a run events come from. (This and `Emitted` are named tuples because a cycle makes ten of each.)"""
 
     run_id: str
     agent: str
     cycle: int
     attempt: int
-    index: int
-    """`cycle_index` of the cycle's events: its number within the segment."""
+    cycle_index: int
+    """The cycle's number within the segment."""
 
     def identify(self, event_type: str, n: int) -> str:
         return event_id(self.run_id, self.cycle, self.attempt, event_type, n)
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
+class Emitted(NamedTuple):
     """A numbered event, not yet an object."""
 
     type: str
@@ -73,7 +71,7 @@ class Emitted:
 
     def whole(self) -> Emitted:
         """The same event with its texts in it: for readers that do not have the log yet."""
-        return replace(self, refs={name: ref for name, ref in self.refs.items() if ref[0] == "declared"})
+        return self._replace(refs={name: ref for name, ref in self.refs.items() if ref[0] == "declared"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class Numbered:
 
 def event_entry(origin: Origin, events: Iterable[Emitted]) -> bytes:
     """The bytes of one event entry, or of one live item."""
-    header = [origin.run_id, origin.agent, origin.cycle, origin.attempt, origin.index]
+    header = [origin.run_id, origin.agent, origin.cycle, origin.attempt, origin.cycle_index]
     return pack([header, [emitted.stored() for emitted in events]])
 
 
@@ -96,7 +94,7 @@ def build(origin: Origin, trace_id: str, emitted: Emitted) -> RunEvent:
     """The event object."""
     fields = dict(emitted.fields)
     if emitted.type not in WITHOUT_CYCLE:
-        fields.setdefault("cycle_index", origin.index)
+        fields.setdefault("cycle_index", origin.cycle_index)
     return make_event(
         emitted.type,
         event_id=origin.identify(emitted.type, emitted.n),

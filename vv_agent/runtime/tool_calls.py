@@ -44,6 +44,8 @@ class Prepared:
     call: ToolCall
     tool: Tool
     arguments: dict[str, Any]
+    shown: dict[str, Any]
+    """The arguments for events: a copy of their own, since a handler may change what it is given."""
 
     @property
     def safety(self) -> CallSafety:
@@ -143,8 +145,8 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
         return replace(checked, position=position)
     if stage:
         return None
-    if checked.planned:
-        _planned(run, position)
+    if checked.arguments is not None:
+        _planned(run, position, checked.arguments)
         _complete(run, position, Outcome(checked.result, None))
     else:
         run.log(["t", run.cycle, position, checked.result.to_wire()])
@@ -154,26 +156,26 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     result: ToolExecutionResult
-    planned: bool
-    """Arguments that are no object never reach planning and have no events."""
+    arguments: dict[str, Any] | None
+    """None: what is no object never reaches planning and has no events."""
 
 
 def _check(run: Run, call: ToolCall) -> Prepared | _Refusal:
     try:
         arguments = parse_arguments(call.arguments)
     except ToolError as error:
-        return _Refusal(error_result(call.id, error.message, error.code), planned=False)
+        return _Refusal(error_result(call.id, error.message, error.code), arguments=None)
     refused = run.program.refuse(call, arguments)
     if refused is not None:
-        return _Refusal(refused, planned=True)
-    return Prepared(0, call, run.program.tools[call.name], arguments)
+        return _Refusal(refused, arguments)
+    return Prepared(0, call, run.program.tools[call.name], arguments, parse_arguments(call.arguments))
 
 
-def _planned(run: Run, position: int) -> None:
-    run.emit("tool_call_planned", **_call_fields(run, position))
+def _planned(run: Run, position: int, arguments: dict[str, Any]) -> None:
+    run.emit("tool_call_planned", **_call_fields(run, position, arguments))
 
 
-def _call_fields(run: Run, position: int) -> dict[str, Any]:
+def _call_fields(run: Run, position: int, arguments: dict[str, Any]) -> dict[str, Any]:
     """The fields of `planned` and `started`; arguments and declaration are referred to, not copied."""
     assert run.turn is not None
     call = run.turn.call(position)
@@ -182,14 +184,14 @@ def _call_fields(run: Run, position: int) -> dict[str, Any]:
         "refs": {"arguments": ("args", position), **declared_ref(declared)},
         "tool_call_id": call.id,
         "tool_name": call.name,
-        "arguments": parse_arguments(call.arguments),
+        "arguments": arguments,
         "tool_metadata": declared,
     }
 
 
 def _run_alone(run: Run, prepared: Prepared) -> None:
     """A call that must be recorded before it starts."""
-    _planned(run, prepared.position)
+    _planned(run, prepared.position, prepared.shown)
     context = tool_context(
         run,
         prepared.call,
@@ -200,7 +202,7 @@ def _run_alone(run: Run, prepared: Prepared) -> None:
     if isinstance(prepared.tool, Decidable):
         intent = prepared.tool.intend(context, prepared.arguments)
     journal.start_tool(run, prepared.position, intent)
-    started = run.number("tool_call_started", **_call_fields(run, prepared.position))
+    started = run.number("tool_call_started", **_call_fields(run, prepared.position, prepared.shown))
     try:
         run.save(Progress(), starts=True, durable=prepared.safety is CallSafety.UNSAFE, last_events=[started])
     except SignalsWaiting:
@@ -215,8 +217,8 @@ def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
     running: list[_Running] = []
     for prepared in stage:
         if not shown:
-            _planned(run, prepared.position)
-            run.emit("tool_call_started", **_call_fields(run, prepared.position))
+            _planned(run, prepared.position, prepared.shown)
+            run.emit("tool_call_started", **_call_fields(run, prepared.position, prepared.shown))
         running.append(_start(run, prepared, batch))
     _wait(run, running, batch)
     for one in running:

@@ -131,7 +131,8 @@ class Transcript:
                 turn.results[position] = result
                 if reason:
                     turn.reasons[position] = reason[0]
-                self._append(tool_message(result).to_wire())
+                message = tool_message(result)
+                self._append(message.to_wire(), message)
             case ["e", segment, end]:
                 self.ends[segment] = end
             case _:
@@ -162,8 +163,8 @@ class Transcript:
         """The messages a segment added after its input."""
         return tuple(self.messages[self._begun.get(segment, len(self.messages)) :])
 
-    def _append(self, wire: Mapping[str, Any]) -> Message:
-        message = Message.from_wire(wire)
+    def _append(self, wire: Mapping[str, Any], decoded: Message | None = None) -> Message:
+        message = decoded or Message.from_wire(wire)
         self.messages.append(message)
         self.identity = hashlib.sha256(self.identity + msgpack.packb(wire)).digest()
         return message
