@@ -9,13 +9,15 @@ PostgreSQL locks rows and sets `synchronous_commit` the same way.
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 import threading
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,6 +40,7 @@ from sqlalchemy import (
     exc,
     func,
     insert,
+    literal_column,
     select,
     text,
     update,
@@ -70,6 +73,7 @@ RUN = Table(
     Column("write_token", Text), Column("write_no", Integer, nullable=False),
     Column("write_revision", Integer, nullable=False), Column("updated_at", BigInteger, nullable=False),
     Column("body", LargeBinary, nullable=False), Column("journal", LargeBinary),
+    Column("stamp", BigInteger, nullable=False),  # random, replaced by each write of the row
     sqlite_autoincrement=True,  # ids stand inside entry ids, so one is never used again
     postgresql_with={"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0, "autovacuum_vacuum_threshold": 1000},
 )  # fmt: skip
@@ -116,12 +120,13 @@ class _Updates:
         self._engine = engine
         self._made: dict[tuple[str, ...], _Statement] = {}
 
-    def of(self, columns: tuple[str, ...]) -> _Statement:
-        statement = self._made.get(columns)
+    def of(self, parameters: tuple[str, ...]) -> _Statement:
+        """The statement for parameters `v_<column>` and the row's id `i`."""
+        statement = self._made.get(parameters)
         if statement is None:
-            values: dict[str, Any] = {name: bindparam(f"v_{name}") for name in columns}
+            values: dict[str, Any] = {name.removeprefix("v_"): bindparam(name) for name in parameters}
             clause = update(RUN).where(RUN.c.id == bindparam("i")).values(values)
-            statement = self._made[columns] = _Statement(clause, self._engine)
+            statement = self._made[parameters] = _Statement(clause, self._engine)
         return statement
 
 
@@ -141,9 +146,56 @@ class _Statement:
         return [values[name] if name in values else self._fixed[name] for name in self._names]
 
 
+def _clock_column(dialect: str) -> Any:
+    """The time, read with a row: on SQLite the lock was taken before. Elsewhere it is asked for once the row is
+    locked."""
+    return literal_column(_NOW["sqlite"].removeprefix("SELECT ") if dialect == "sqlite" else "NULL")
+
+
+def _row_columns(dialect: str) -> list[Any]:
+    """What `_Row.of` reads."""
+    return [RUN.c.id, RUN.c.journal, RUN.c.stamp, _clock_column(dialect), *(RUN.c[name] for name in _HEAD)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A record's row, decoded. `stamp` tells whether it still is what the table holds."""
+
+    id: int
+    stamp: int
+    head: Head
+    journal: bytes | None
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> _Row:
+        return cls(row[0], row[2], _decode(row[4:]), None if row[1] is None else bytes(row[1]))
+
+
+class _RecentRows:
+    """The rows this process wrote last. Reading 36 columns takes as long as writing them; whether a row is still
+    the same is told by its stamp alone. Random, not counted: a store that lost writes cannot repeat one."""
+
+    _SIZE = 1024
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[str, _Row] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> _Row | None:
+        return self._rows.get(key)
+
+    def keep(self, rows: Iterable[_Row]) -> None:
+        with self._lock:
+            for row in rows:
+                self._rows[row.head.key] = row
+                self._rows.move_to_end(row.head.key)
+            while len(self._rows) > self._SIZE:
+                self._rows.popitem(last=False)
+
+
 def _statements(engine: Engine) -> dict[str, _Statement]:
     b = bindparam
-    head = select(RUN.c.id, RUN.c.journal, *(RUN.c[name] for name in _HEAD))
+    head = select(*_row_columns(engine.dialect.name))
     conflict = _upserts(engine)
     clauses: dict[str, ClauseElement] = {
         "head": head.where(RUN.c.key == b("k")),
@@ -151,7 +203,8 @@ def _statements(engine: Engine) -> dict[str, _Statement]:
         "due": head.where(RUN.c.queue == b("q"), RUN.c.due <= b("t")).order_by(RUN.c.due).limit(b("n")),
         "lock_due": head.where(RUN.c.queue == b("q"), RUN.c.due <= b("t")).order_by(RUN.c.due).limit(b("n"))
         .with_for_update(skip_locked=True),
-        "insert": insert(RUN).values({name: b(name) for name in _HEAD}).returning(RUN.c.id),
+        "stamp": select(RUN.c.id, RUN.c.stamp, _clock_column(engine.dialect.name)).where(RUN.c.key == b("k")),
+        "insert": insert(RUN).values({name: b(name) for name in (*_HEAD, "stamp")}).returning(RUN.c.id),
         "remove": delete(RUN).where(RUN.c.id == b("i")),
         "append": insert(ENTRY).values(id=b("i"), kind=b("kind"), body=b("body")),
         "entries": select(ENTRY.c.id, ENTRY.c.kind, ENTRY.c.body)
@@ -218,6 +271,7 @@ class SqlStore(CheckpointStore):
         self._statements = _statements(self._engine)
         self._updates = _Updates(self._engine)
         self._connections = _Connections(self._engine)
+        self._recent = _RecentRows()
         self._watch = _ChangeWatch(self._poller)
         with self._errors():
             self.id = self._open()
@@ -251,10 +305,12 @@ class SqlStore(CheckpointStore):
             connection = self._connections.take()
             try:
                 connection.begin(write=write, durable=durable)
-                tx = _Transaction(connection, self._statements, self._updates, self._clock, write=write)
+                tx = _Transaction(connection, self._statements, self._updates, self._recent, self._clock, write=write)
                 yield tx
-                tx.flush()
+                written = tx.flush()
                 connection.commit()
+                if self._sqlite and written:  # elsewhere a second question costs more than the columns
+                    self._recent.keep(written)
             except BaseException:
                 connection.rollback()
                 raise
@@ -283,20 +339,21 @@ class _Transaction:
     """The verbs' view of one open transaction. Head and journal of a record are written once, by `flush`."""
 
     def __init__(
-        self, connection: _Connection, statements: dict[str, _Statement], updates: _Updates,
+        self, connection: _Connection, statements: dict[str, _Statement], updates: _Updates, recent: _RecentRows,
         clock: Callable[[], int] | None, *, write: bool,
     ) -> None:  # fmt: skip
         self._cursor = connection.driver.cursor()
         self._statements = statements
         self._updates = updates
+        self._recent = recent
         self._clock = clock
         self._write = write
         self._dialect = connection.dialect
-        self._ids: dict[str, int] = {}
+        self._rows: dict[str, _Row] = {}
+        """The records of this transaction as they stand in the table."""
         self._heads: dict[str, Head] = {}
         self._journals: dict[str, bytes | None] = {}
-        self._stored: dict[str, tuple[Head, bytes | None]] = {}
-        """Head and journal of changed records, as they stand in the table."""
+        self._changed: set[str] = set()
         self._now: int | None = None
 
     @property
@@ -315,59 +372,67 @@ class _Transaction:
     def head(self, key: str) -> Head | None:
         if key in self._heads:
             return self._heads[key]
+        if (recent := self._recent.get(key)) is not None:
+            now = self._run("stamp", k=key).fetchone()
+            if now is not None and now[:2] == (recent.id, recent.stamp):
+                return self._remember(recent, now[2])
         row = self._run("lock" if self._write else "head", k=key).fetchone()
-        return self._remember(row) if row else None
+        return self._remember(_Row.of(row), row[3]) if row else None
 
-    def _remember(self, row: Any) -> Head:
-        head = _decode(row[2:])
-        self._ids[head.key] = row[0]
-        self._journals[head.key] = row[1]
-        self._heads[head.key] = head
+    def _remember(self, row: _Row, now: int | None) -> Head:
+        head = row.head
+        self._rows[head.key], self._heads[head.key], self._journals[head.key] = row, head, row.journal
+        if self._now is None and self._clock is None:
+            self._now = now
         return head
 
     def insert(self, head: Head) -> None:
-        row = self._run("insert", **{name: getattr(head, name) for name in _HEAD}).fetchone()
-        self._ids[head.key], self._heads[head.key], self._journals[head.key] = row[0], head, None
+        stamp = secrets.randbits(63)
+        row = self._run("insert", stamp=stamp, **head._asdict()).fetchone()
+        self._remember(_Row(row[0], stamp, head, None), None)
 
     def update(self, head: Head) -> None:
-        self._stored.setdefault(head.key, (self._heads[head.key], self._journals[head.key]))
         self._heads[head.key] = head
+        self._changed.add(head.key)
 
-    def flush(self) -> None:
-        for key, (old, journal) in self._stored.items():
-            changed = {
-                f"v_{name}": value
-                for name, value, before in zip(_HEAD, self._heads[key], old, strict=True)
-                if value != before
-            }
-            if self._journals[key] != journal:
-                changed["v_journal"] = self._journals[key]
-            if changed:
-                statement = self._updates.of(tuple(name[2:] for name in changed))
-                self._cursor.execute(statement.text, statement.bind({**changed, "i": self._ids[key]}))
-        if self._dialect == "postgresql" and self._stored:
+    def flush(self) -> list[_Row]:
+        """Write what changed; the rows as they stand in the table then."""
+        written = []
+        for key in self._changed:
+            row, head, journal = self._rows[key], self._heads[key], self._journals[key]
+            before = zip(_HEAD, head, row.head, strict=True)
+            values = {f"v_{name}": value for name, value, old in before if value != old}
+            if journal != row.journal:
+                values["v_journal"] = journal
+            if values:
+                values["v_stamp"] = stamp = secrets.randbits(63)
+                statement = self._updates.of(tuple(values))
+                self._cursor.execute(statement.text, statement.bind({**values, "i": row.id}))
+                written.append(_Row(row.id, stamp, head, journal))
+        if self._dialect == "postgresql" and self._changed:
             self._cursor.execute("SELECT pg_notify('vv_agent', '')")
+        return written
 
     def remove(self, key: str) -> None:
-        run = self._ids[key]
+        run = self._rows[key].id
         low, high = run << _ENTRY_BITS, (run + 1) << _ENTRY_BITS
         self._run("remove_entries", low=low, high=high - 1)
         for name in ("remove_blobs", "remove_signals", "remove"):
             self._run(name, i=run)
-        self._stored.pop(key, None)
+        self._changed.discard(key)
         del self._heads[key]
 
     def append(self, key: str, entries: Sequence[Entry]) -> None:
-        base = self._ids[key] << _ENTRY_BITS
+        base = self._rows[key].id << _ENTRY_BITS
         statement = self._statements["append"]
         rows = [statement.bind({"i": base | e.seq, "kind": int(e.kind), "body": e.body}) for e in entries]
         if rows:
             self._cursor.executemany(statement.text, rows)
 
     def entries(self, key: str, after: int, limit: int | None, kind: EntryKind | None) -> list[Entry]:
-        if key not in self._ids and self.head(key) is None:
+        if key not in self._rows and self.head(key) is None:
             return []
-        base = self._ids[key] << _ENTRY_BITS
+        base = self._rows[key].id << _ENTRY_BITS
         high = base | ((1 << _ENTRY_BITS) - 1)
         if kind is EntryKind.LOG and limit is None:
             rows = self._run("log", low=base | after, high=high).fetchall()
@@ -376,39 +441,39 @@ class _Transaction:
         return [Entry(row[0] - base, EntryKind(row[1]), bytes(row[2])) for row in rows]
 
     def blobs(self, key: str) -> dict[str, bytes]:
-        return {row[0]: bytes(row[1]) for row in self._run("blobs", i=self._ids[key]).fetchall()}
+        return {row[0]: bytes(row[1]) for row in self._run("blobs", i=self._rows[key].id).fetchall()}
 
     def set_blobs(self, key: str, changed: Mapping[str, bytes | None]) -> None:
         for name, body in changed.items():
             if body is None:
-                self._run("remove_blob", i=self._ids[key], n=name)
+                self._run("remove_blob", i=self._rows[key].id, n=name)
             else:
-                self._run("set_blob", i=self._ids[key], n=name, body=body)
+                self._run("set_blob", i=self._rows[key].id, n=name, body=body)
 
     def journal(self, key: str) -> bytes | None:
         body = self._journals[key]
         return None if body is None else bytes(body)
 
     def set_journal(self, key: str, journal: bytes | None) -> None:
-        self._stored.setdefault(key, (self._heads[key], self._journals[key]))
         self._journals[key] = journal
+        self._changed.add(key)
 
     def signals(self, key: str) -> list[Signal]:
-        return [_signal(row) for row in self._run("signals", i=self._ids[key]).fetchall()]
+        return [_signal(row) for row in self._run("signals", i=self._rows[key].id).fetchall()]
 
     def signal(self, key: str, signal_id: str) -> Signal | None:
-        row = self._run("signal", i=self._ids[key], s=signal_id).fetchone()
+        row = self._run("signal", i=self._rows[key].id, s=signal_id).fetchone()
         return _signal(row) if row else None
 
     def add_signal(self, key: str, signal: Signal) -> Signal:
-        run = self._ids[key]
+        run = self._rows[key].id
         seq = self._run("next_signal", i=run).fetchone()[0]
         stored = replace(signal, seq=seq, at=self.now)
         self._run("add_signal", i=run, s=signal.id, seq=seq, t=self.now, kind=signal.kind, body=signal.body)
         return stored
 
     def consume(self, key: str, ids: Iterable[str], keep: int) -> None:
-        run = self._ids[key]
+        run = self._rows[key].id
         for signal_id in ids:
             self._run("consume", i=run, s=signal_id)
         for row in self._run("consumed", i=run).fetchall()[keep:]:
@@ -424,11 +489,11 @@ class _Transaction:
     def due(self, queues: Sequence[str], limit: int) -> list[Head]:
         statement = "lock_due" if self._write else "due"
         rows = [row for q in queues for row in self._run(statement, q=q, t=self.now, n=limit).fetchall()]
-        heads = [self._remember(row) for row in rows]
+        heads = [self._remember(_Row.of(row), row[3]) for row in rows]
         return sorted(heads, key=lambda head: head.due or 0)[:limit]
 
     def find(self, filter_: Filter) -> list[Head]:
-        query = select(RUN.c.id, RUN.c.journal, *(RUN.c[name] for name in _HEAD))
+        query = select(*_row_columns(self._dialect))
         values = {
             RUN.c.queue: filter_.queue,
             RUN.c.root_key: filter_.root_key,
@@ -452,7 +517,7 @@ class _Transaction:
         compiled = query.compile(dialect=_DIALECTS[self._dialect](), compile_kwargs={"render_postcompile": True})
         positions = getattr(compiled, "positiontup", None)
         params = [compiled.params[name] for name in positions] if positions else compiled.params
-        return [_decode(row[2:]) for row in self._cursor.execute(str(compiled), params).fetchall()]
+        return [_Row.of(row).head for row in self._cursor.execute(str(compiled), params).fetchall()]
 
     def presences(self) -> list[Presence]:
         return [Presence(r[0], tuple(r[1].split("\n")), r[2], r[3], r[4]) for r in self._run("workers").fetchall()]
