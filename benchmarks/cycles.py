@@ -28,6 +28,7 @@ from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.dispatch.base import Backend
 from vv_agent.dispatch.inline import InlineBackend
 from vv_agent.testing import ScriptedProvider, call, say
+from vv_agent.tools.builtin import build_default_registry
 
 Times = list[float]
 FORMS: dict[str, Callable[[], Backend]] = {"released": Released, "kept": InlineBackend}
@@ -182,7 +183,8 @@ def growth(cycles: int, rounds: int, form: str) -> list[Figure]:
 
 
 def _write_file_run(content: str) -> int:
-    agent = Agent(name="writer", instructions="Write.", tools=["write_file"], no_tool_policy=NoToolPolicy.FINISH)
+    write_file = build_default_registry().get("write_file")
+    agent = Agent(name="writer", instructions="Write.", tools=[write_file], no_tool_policy=NoToolPolicy.FINISH)
     steps = [call("write_file", {"path": "big.txt", "content": content}), say("done")]
     with sqlite_store() as (store, path), tempfile.TemporaryDirectory(prefix="vv-bench-") as workspace:
         config = RunConfig(checkpoint_config=CheckpointConfig(store=store, key="bench"), stream=lambda event: None)

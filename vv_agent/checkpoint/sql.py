@@ -106,6 +106,7 @@ WORKER = Table(
 )  # fmt: skip
 _ENTRY_BITS = 24
 _HEAD = Head._fields
+_PARAMETERS = tuple(f"v_{name}" for name in _HEAD)
 _NOW = {
     "sqlite": "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
     "postgresql": "SELECT (EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::bigint",
@@ -400,8 +401,8 @@ class _Transaction:
         written = []
         for key in self._changed:
             row, head, journal = self._rows[key], self._heads[key], self._journals[key]
-            before = zip(_HEAD, head, row.head, strict=True)
-            values = {f"v_{name}": value for name, value, old in before if value != old}
+            before = zip(_PARAMETERS, head, row.head, strict=True)
+            values = {name: value for name, value, old in before if value != old}
             if journal != row.journal:
                 values["v_journal"] = journal
             if values:

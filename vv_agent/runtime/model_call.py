@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from vv_agent.cancellation import CancellationToken
 from vv_agent.checkpoint.identity import model_operation_id
@@ -27,7 +26,7 @@ def operation_id(run: Run) -> str:
     return model_operation_id(run.cycle, "main")
 
 
-def request_of(run: Run) -> ModelRequest:
+def request_of(run: Run, cancellation: CancellationToken) -> ModelRequest:
     """The request of the open cycle; messages are the transcript itself, not a copy."""
     program = run.program
     return ModelRequest(
@@ -37,6 +36,7 @@ def request_of(run: Run) -> ModelRequest:
         settings=program.settings,
         turn=len(run.transcript.turns),
         metadata={"run_id": run.body.run_id, "trace_id": run.body.trace_id, "cycle_index": run.index},
+        cancellation=cancellation,
     )
 
 
@@ -45,7 +45,7 @@ def call_model(run: Run) -> ModelResponse:
     `RunCancelled`, `ClaimLost` or `Stopping`."""
     for attempt in range(1, MAX_LOST + 1):
         try:
-            return _once(run, request_of(run))
+            return _once(run)
         except LlmError as error:
             lost = not error.definite and error.retryable
             if not lost or attempt == MAX_LOST or run.program.reconciles_models:
@@ -74,15 +74,15 @@ def reset_stream(run: Run) -> None:
     run.emit("diagnostic", level="info", code="stream_reset", details={"attempt": run.attempt})
 
 
-def _once(run: Run, request: ModelRequest) -> ModelResponse:
+def _once(run: Run) -> ModelResponse:
     run.hold.check()
     token = CancellationToken()
     live = _LiveText(run)
-    asked = replace(request, cancellation=token)
+    request = request_of(run, token)
 
     def work() -> ModelResponse:
         with _probed(run):
-            return collect(run.program.model.stream(asked), live.show)
+            return collect(run.program.model.stream(request), live.show)
 
     call = submit(run, work)
     try:

@@ -53,6 +53,7 @@ class Run:
         self._events: list[Emitted] = []
         self._n = 0
         self._saves = 0
+        self._saved_body = self.body
         self.restored = False
         """Whether extensions have their state under this claim."""
         self.inbox = Inbox()
@@ -138,12 +139,12 @@ class Run:
         self.hold.check()
         log = [*self._log, *last_log]
         events = [*self._events, *last_events]
-        body = self.body.pack()
+        body = None if self.body is self._saved_body else self.body.pack()
         changed = self._changed_blobs()
         change = Change(
             number=self._saves + 1,
             then=then,
-            body=None if body == self.head.body else body,
+            body=body,
             status=status,
             log=(log_entry(log),) if log else (),
             events=(event_entry(self.origin, events),) if events else (),
@@ -186,6 +187,7 @@ class Run:
         self.transcript.entry_n = head.entry_n
         committed = head.cycle != self.head.cycle
         self.head = head
+        self._saved_body = self.body
         self._saves += 1
         self._log, self._events, self._journal_changes = [], [], {}
         self.inbox.read.clear()

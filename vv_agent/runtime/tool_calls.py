@@ -9,7 +9,7 @@ it is skipped.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vv_agent.cancellation import CancellationToken
@@ -140,9 +140,9 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
     """
     assert run.turn is not None
     call = run.turn.call(position)
-    checked = _check(run, call)
+    checked = _check(run, position, call)
     if isinstance(checked, Prepared):
-        return replace(checked, position=position)
+        return checked
     if stage:
         return None
     if checked.arguments is not None:
@@ -160,7 +160,7 @@ class _Refusal:
     """None: what is no object never reaches planning and has no events."""
 
 
-def _check(run: Run, call: ToolCall) -> Prepared | _Refusal:
+def _check(run: Run, position: int, call: ToolCall) -> Prepared | _Refusal:
     try:
         arguments = parse_arguments(call.arguments)
     except ToolError as error:
@@ -168,7 +168,7 @@ def _check(run: Run, call: ToolCall) -> Prepared | _Refusal:
     refused = run.program.refuse(call, arguments)
     if refused is not None:
         return _Refusal(refused, arguments)
-    return Prepared(0, call, run.program.tools[call.name], arguments, parse_arguments(call.arguments))
+    return Prepared(position, call, run.program.tools[call.name], arguments, parse_arguments(call.arguments))
 
 
 def _planned(run: Run, position: int, arguments: dict[str, Any]) -> None:
