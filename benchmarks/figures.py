@@ -32,6 +32,26 @@ class Figure:
         return self.limit is None or self.value <= self.limit
 
 
+@dataclass
+class Watch:
+    """Milliseconds of a `with` block: CPU of all threads of this process, and by the wall clock.
+
+    Limits are judged by the CPU: on a quiet core the two agree (runs and their helper threads take turns), on a busy
+    one only the CPU still says something.
+    """
+
+    cpu: float = 0.0
+    wall: float = 0.0
+
+    def __enter__(self) -> Watch:
+        self._began = time.process_time(), time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        cpu, wall = self._began
+        self.cpu, self.wall = (time.process_time() - cpu) * 1000, (time.perf_counter() - wall) * 1000
+
+
 def write(name: str, figures: Sequence[Figure]) -> Path:
     """Keep figures as `results/<name>.json`, with what they were measured on."""
     RESULTS.mkdir(exist_ok=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import Watch
 from benchmarks.job import AGENT, look
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.llm.base import ModelRequest, collect
@@ -17,18 +17,16 @@ from vv_agent.llm.scripted import ScriptedModel
 from vv_agent.messages import Message
 
 
-def bare_loop(model: ScriptedModel, cycles: int) -> float:
-    """Seconds of a loop that calls the model and the tool and keeps the messages, no more."""
+def bare_loop(model: ScriptedModel, cycles: int) -> None:
+    """A loop that calls the model and the tool and keeps the messages, no more."""
     schemas = [look.to_openai_schema()]
     messages = [Message("system", AGENT.instructions), Message("user", "go")]
-    began = time.perf_counter()
     for turn in range(cycles):
         response = collect(model.stream(ModelRequest("demo-model", messages, schemas, turn=turn)))
         messages.append(Message("assistant", response.content, tool_calls=response.tool_calls))
         messages += [
             Message("tool", look(**json.loads(call.arguments)), tool_call_id=call.id) for call in response.tool_calls
         ]
-    return time.perf_counter() - began
 
 
 Write = tuple[str | None, int, bytes, Sequence[tuple[int, bytes]]]
@@ -61,15 +59,14 @@ class Raw:
         self._held = token
 
 
-def raw_writes(path: Path, writes: Sequence[Write]) -> float:
-    """Seconds of the writes in a loop that does nothing else."""
+def raw_writes(path: Path, writes: Sequence[Write]) -> Watch:
+    """The writes in a loop that does nothing else."""
     raw = Raw(path)
-    began = time.perf_counter()
-    for one in writes:
-        raw.write(one)
-    spent = time.perf_counter() - began
+    with Watch() as watch:
+        for one in writes:
+            raw.write(one)
     raw.db.close()
-    return spent
+    return watch
 
 
 class RawBeside(MemoryStore):
