@@ -44,9 +44,7 @@ def parse_arguments(raw: Any) -> dict[str, Any]:
             f"Tool arguments must be a JSON object or its text, not {type(raw).__name__}", "invalid_arguments_type"
         )
     try:
-        value = (
-            json.loads(raw, parse_constant=_no_number, parse_float=_finite, parse_int=_integer) if raw.strip() else {}
-        )
+        value = _DECODER.decode(raw) if raw.strip() else {}
         if "\\u" in raw:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -154,3 +152,6 @@ def _integer(text: str) -> int | float:
     if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
         return _finite(text)
     return int(text)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite, parse_int=_integer)
