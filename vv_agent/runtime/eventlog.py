@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from vv_agent.checkpoint.identity import event_id
@@ -106,11 +107,12 @@ def build(origin: Origin, trace_id: str, emitted: Emitted) -> RunEvent:
     )
 
 
-def declared_ref(declared: ToolMetadata | None) -> dict[str, list[Any]]:
+@lru_cache(maxsize=512)
+def declared_ref(declared: ToolMetadata | None) -> Mapping[str, Sequence[Any]]:
     """The reference that stores a tool's declaration in a few bytes; none for a tool that declares nothing."""
     if declared is None:
         return {}
-    return {"tool_metadata": ["declared", *declared.to_wire().values()]}
+    return {"tool_metadata": ("declared", *declared.to_wire().values())}
 
 
 class EventReader:

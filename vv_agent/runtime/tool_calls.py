@@ -219,7 +219,7 @@ def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
         if not shown:
             _planned(run, prepared.position, prepared.shown)
             run.emit("tool_call_started", **_call_fields(run, prepared.position, prepared.shown))
-        running.append(_start(run, prepared, batch))
+        running.append(_start(run, prepared, batch if len(stage) == 1 else batch.child()))
     _wait(run, running, batch)
     for one in running:
         _complete(run, one.prepared.position, one.outcome())
@@ -253,8 +253,7 @@ class _Running:
         return Outcome(result, duration)
 
 
-def _start(run: Run, prepared: Prepared, batch: CancellationToken) -> _Running:
-    token = batch.child()
+def _start(run: Run, prepared: Prepared, token: CancellationToken) -> _Running:
     position = prepared.position
     context = tool_context(
         run, prepared.call, attempt=journal.attempt_of(run, position), key=journal.key_of(run, position), token=token
