@@ -32,6 +32,10 @@ def renewal_interval(lease: int) -> float:
     return max(1e-6, min(30.0, lease / 3000))
 
 
+SHOWN_EVERY = 3.0
+"""Seconds between two signs of life of a worker, which counts as present for ten."""
+
+
 class Hold:
     """A claim while this process works under it. `news` wakes the thread that waits for a call of the cycle."""
 
@@ -153,7 +157,7 @@ class LeaseKeeper:
             self._thread.start()
 
     def _run(self) -> None:
-        interval = renewal_interval(self.lease)
+        interval = self._interval()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, interval)
@@ -165,6 +169,11 @@ class LeaseKeeper:
             try:
                 self.renew()
             except StoreError:  # every hold runs to its own deadline; the next round may succeed
-                interval = min(renewal_interval(self.lease), 1.0)
+                interval = min(self._interval(), 1.0)
             else:
-                interval = renewal_interval(self.lease)
+                interval = self._interval()
+
+    def _interval(self) -> float:
+        """Seconds to the next renewal; a process that shows itself must do so well within its ten seconds."""
+        usual = renewal_interval(self.lease)
+        return min(usual, SHOWN_EVERY) if self._shown else usual
