@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -46,12 +47,18 @@ def run_job(cycles: int, store: CheckpointStore | None = None, form: str = "kept
     config = RunConfig(
         max_cycles=cycles, stream=note, checkpoint_config=checkpoint, execution_backend=FORMS[form]()
     )  # fmt: skip
-    runner = Runner(model_provider=provider(cycles))
+    runner = Runner(model_provider=provider(cycles), workspace=_workspace())
     gc.collect()
     with Watch() as watch:
         result = runner.run_sync(AGENT, "go", run_config=config)
     assert result.final_output == "done", result
     return watch, began_at
+
+
+@cache
+def _workspace() -> str:
+    """A folder for agents that use none, so that no run makes one where it is started."""
+    return tempfile.mkdtemp(prefix="vv-bench-")
 
 
 def inline_overhead(cycles: int, rounds: int) -> list[Figure]:

@@ -124,7 +124,7 @@ def _stored(folder: Path) -> int:
     for file in folder.glob("*.db"):
         with closing(sqlite3.connect(file)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    return sum(file.stat().st_size for file in folder.iterdir())
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
 if __name__ == "__main__":

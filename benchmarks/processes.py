@@ -20,10 +20,11 @@ from vv_agent.process import store_at
 from vv_agent.settings import Settings
 
 _FIRST_RUN = """
+import tempfile
 from vv_agent import Agent, NoToolPolicy, Runner
 from vv_agent.testing import ScriptedProvider
 agent = Agent(name="a", instructions="Greet.", no_tool_policy=NoToolPolicy.FINISH)
-Runner(model_provider=ScriptedProvider(["Hello."])).run_sync(agent, "Hi")
+Runner(model_provider=ScriptedProvider(["Hello."]), workspace=tempfile.mkdtemp()).run_sync(agent, "Hi")
 """
 
 
@@ -86,7 +87,7 @@ def _config(url: str, model: str) -> RunConfig:
 
 def _rate(url: str, runs: int, model: str) -> float:
     """Cycles per second of runs of ten cycles, from the first start to the last end."""
-    runner = Runner(settings=Settings(store=url))
+    runner = Runner(settings=Settings(store=url), workspace=Path(url.removeprefix("sqlite:///")).parent)
     began = time.perf_counter()
     handles = [runner.start(AGENT, "go", run_config=_config(url, model)) for _ in range(runs)]
     for handle in handles:
@@ -113,7 +114,7 @@ def latency(rounds: int) -> list[Figure]:
     wakes, lags = [], []
     with tempfile.TemporaryDirectory(prefix="vv-bench-") as folder:
         url = f"sqlite:///{Path(folder) / 'runs.db'}"
-        runner = Runner(settings=Settings(store=url))
+        runner = Runner(settings=Settings(store=url), workspace=Path(url.removeprefix("sqlite:///")).parent)
         with workers_on(url, 1, 4):
             for number in range(rounds + 1):
                 began = time.time()

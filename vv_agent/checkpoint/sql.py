@@ -117,7 +117,7 @@ _NOW = {
 
 class _Updates:
     """The statements that write a record's row, each naming only the columns that changed: SQLite rewrites an index
-    whose column is named, changed or not. The verbs change about twenty different sets of columns."""
+    whose column is named, changed or not. The verbs change a few dozen different sets of columns."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -680,9 +680,15 @@ class _SqliteConnection(_Connection):
         self._lock.release()
 
     def rollback(self) -> None:
-        if self.driver.in_transaction:
-            self.driver.execute("ROLLBACK")
-        self._lock.release()
+        try:
+            if self.driver.in_transaction:
+                self.driver.execute("ROLLBACK")
+        finally:
+            self._lock.release()
+
+    @property
+    def usable(self) -> bool:
+        return not self.driver.in_transaction
 
 
 class _FairLock:

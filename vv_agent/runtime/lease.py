@@ -34,6 +34,10 @@ def renewal_interval(lease: int) -> float:
     return max(1e-6, min(30.0, lease / 3000))
 
 
+SHOWN_EVERY = 3.0
+"""Seconds between two signs of life of a worker, which counts as present for ten."""
+
+
 class Hold:
     """A claim while this process works under it. `news` wakes the thread that waits for a call of the cycle."""
 
