@@ -29,7 +29,7 @@ FRONT_DOOR = len(LAYERS)
 HOMES = {
     "celery": ("dispatch.celery", "workers"),
     "redis": ("*.redis",),
-    "sqlalchemy": ("*.sql",),
+    "sqlalchemy": ("checkpoint.sql",),
     "boto3": ("workspace.s3",),
     "botocore": ("workspace.s3",),
     "httpx": ("llm.openai_compatible",),
@@ -39,7 +39,7 @@ HOMES = {
     "rfc8785": ("_json",),
     "jsonschema": ("tools.arguments",),
     "referencing": ("tools.arguments",),
-    "msgpack": ("checkpoint.store", "checkpoint.redis", "definition", "runtime.transcript"),
+    "msgpack": ("checkpoint.record", "checkpoint.store", "checkpoint.redis", "definition", "runtime.transcript"),
     "yaml": ("skills",),
     "typer": ("cli",),
     "rich": ("cli",),

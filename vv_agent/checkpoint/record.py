@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, TypeAlias
 
+import msgpack
+
+from vv_agent.errors import StoreError
+
 
 class State(StrEnum):
     """Who may touch a run now."""
@@ -93,6 +97,21 @@ class Head(NamedTuple):
     updated_at: int
     body: bytes
     """The runtime's own head fields."""
+
+
+def pack_head(head: Head) -> bytes:
+    """The head as a store that keeps it whole does: msgpack of its fields in order."""
+    body: bytes = msgpack.packb(head)
+    return body
+
+
+def unpack_head(body: bytes, where: str) -> Head:
+    """What `pack_head` wrote; `store_corrupt` names `where` it stood."""
+    try:
+        head = Head._make(msgpack.unpackb(body))
+        return head._replace(state=State(head.state), reason=ParkReason(head.reason) if head.reason else None)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise StoreError("store_corrupt", f"the record in {where} cannot be read: {error}; restore a backup") from error
 
 
 @dataclass(frozen=True, slots=True)

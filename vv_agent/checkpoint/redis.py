@@ -36,11 +36,12 @@ from vv_agent.checkpoint.record import (
     EntryKind,
     Filter,
     Head,
-    ParkReason,
     Presence,
     Renewed,
     Signal,
     State,
+    pack_head,
+    unpack_head,
 )
 from vv_agent.checkpoint.store import CheckpointStore, Cursor, T, Transaction
 from vv_agent.checkpoint.watch import ChangeWatch, Poller
@@ -310,7 +311,7 @@ class _Transaction:
                 self._now, self._skew = _steady() + known.skew, known.skew
             return self._keep(key, known.version, known.head, known.journal)
         version, head, journal = self._store.client.hmget(self._store.name("h", key), "v", "head", "journal")
-        return self._keep(key, version or b"", None if head is None else _decode(head, key), journal)
+        return self._keep(key, version or b"", None if head is None else unpack_head(head, f"key {key!r}"), journal)
 
     def _keep(self, key: str, version: bytes, head: Head | None, journal: bytes | None) -> Head | None:
         self._versions[key], self._heads[key], self._journals[key] = version, head, journal
@@ -440,7 +441,11 @@ class _Transaction:
         pipe = self._store.client.pipeline(transaction=False)
         for key in keys:
             pipe.hget(self._store.name("h", key), "head")
-        return [_decode(body, key) for key, body in zip(keys, pipe.execute(), strict=True) if body is not None]
+        return [
+            unpack_head(body, f"key {key!r}")
+            for key, body in zip(keys, pipe.execute(), strict=True)
+            if body is not None
+        ]
 
     def _store_head(self, key: str) -> Head | None:
         return next(iter(self._read_heads([key])), None)
@@ -496,7 +501,7 @@ class _Transaction:
         head = self._heads[key]
         assert head is not None
         name, journal = self._store.name("h", key), self._journals[key]
-        commands: list[list[Any]] = [["HSET", name, "v", _next(self._versions[key]), "head", _encode(head)]]
+        commands: list[list[Any]] = [["HSET", name, "v", _next(self._versions[key]), "head", pack_head(head)]]
         commands.append(["HDEL", name, "journal"] if journal is None else ["HSET", name, "journal", journal])
         before = self._stored.get(key)
         if head.queue is not None and (before is None or before.due != head.due):
@@ -519,19 +524,6 @@ def _next(version: bytes) -> bytes:
 
 def _steady() -> int:
     return time.monotonic_ns() // 1_000_000
-
-
-def _encode(head: Head) -> bytes:
-    body: bytes = msgpack.packb([str(value) if isinstance(value, State | ParkReason) else value for value in head])
-    return body
-
-
-def _decode(body: bytes, key: str) -> Head:
-    try:
-        head = Head(*msgpack.unpackb(body))
-        return head._replace(state=State(head.state), reason=ParkReason(head.reason) if head.reason else None)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise StoreError("store_corrupt", f"the record {key!r} cannot be read: {error}; restore a backup") from error
 
 
 class _RedisLive:
