@@ -326,6 +326,8 @@ class _Start:
             _follow(self.engine, self.handle, self._feed, self._run.body, then=lambda: programs.unbind(key))
             self.backend.drive(self.engine, self._run.recipe, resume=self._run.existed)
         elif in_caller:
+            unknown = not self._run.body.checkpointed and token is None
+            self.engine.leave_alone(self._run.key, unknown)
             self._drive()
         else:
             context = contextvars.copy_context()
@@ -346,6 +348,7 @@ class _Start:
             self.handle.finish(work)
         finally:
             engine.unlisten(key)
+            engine.leave_alone(key, False)
             engine.programs.unbind(key)
             if not self._run.body.checkpointed:
                 _forget(engine, key)

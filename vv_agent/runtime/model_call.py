@@ -93,7 +93,7 @@ def _once(run: Run) -> ModelResponse:
         with _probed(run):
             return collect(run.program.model.stream(request), live.show)
 
-    call = submit(run, work)
+    call = submit(run, work, here=True)
     try:
         wait_for(run, [call], token, grace=_GRACE)
     finally:
