@@ -123,4 +123,6 @@ class Engine:
         self.keeper.stop_all()
 
     def close(self) -> None:
+        """Stop the threads that use the store, once what they have in hand is done."""
         self.keeper.close()
+        self.live.close()
