@@ -136,6 +136,14 @@ class World:
         """Forget the effects of a test before this one."""
         self._file.write_text("")
 
+    @property
+    def broker_client(self) -> Any:
+        """A client of the Redis that is the broker."""
+        import redis
+
+        assert self.broker is not None
+        return redis.Redis.from_url(self.broker)
+
     def close(self) -> None:
         for started in self._started:
             if started.alive:

@@ -42,7 +42,7 @@ class RedisServer:
         keep = ("--appendonly", "yes", "--appendfsync", "always") if durable else ("--appendonly", "no")
         self._command = [
             str(binary), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *keep,
-            "--maxmemory-policy", "noeviction", *options,
+            "--maxmemory-policy", "noeviction", "--databases", "1000", *options,
         ]  # fmt: skip
         self._log = folder / "redis.log"
         self._process: subprocess.Popen[bytes] | None = None

@@ -240,7 +240,8 @@ class Runner:
         dispatcher = getattr(backend_given, "dispatcher", None) or process.dispatcher_for(store, settings)
         backend = backend_given or _backend(mode, dispatcher, settings)
         queue = _queue(backend, settings)
-        new = _new_run(key, run_id, engine, program, queue=queue, checkpointed=checkpoint is not None, live=live)
+        hold = dispatcher.hold_ms if queue is not None else 0
+        new = _new_run(key, run_id, engine, program, queue, checkpointed=checkpoint is not None, live=live, hold=hold)
         policy = checkpoint.resume_policy if checkpoint else ResumePolicy.NEW
         admitted = _admit(engine, program, new, policy, may_attach=not backend.local)
         return _Start(engine, backend, dispatcher, admitted, config)
@@ -422,7 +423,15 @@ def _backend(mode: ExecutionMode, dispatcher: CycleDispatcher, settings: Setting
 
 
 def _new_run(
-    key: str, run_id: str, engine: Engine, program: Program, *, queue: str | None, checkpointed: bool, live: bool
+    key: str,
+    run_id: str,
+    engine: Engine,
+    program: Program,
+    queue: str | None,
+    *,
+    checkpointed: bool,
+    live: bool,
+    hold: int,
 ) -> NewRun:
     """The record of a new run: the system prompt, what came before, and the input."""
     definition = program.definition
@@ -434,7 +443,7 @@ def _new_run(
     events = eventlog.event_entry(_origin(body), _first_events(body, key, engine))
     return NewRun(
         key=key, run_id=run_id, definition=definition.digest, definition_body=definition.encode(), body=body.pack(),
-        queue=queue, log=(log_entry(items),), events=(events,),
+        queue=queue, due_in=hold, log=(log_entry(items),), events=(events,),
         blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
     )  # fmt: skip
 

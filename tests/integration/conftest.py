@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,19 +32,26 @@ def _redis_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redi
     server.kill()
 
 
+_databases = itertools.count()
+
+
+def database() -> int:
+    """The number of a database that nobody used yet."""
+    return next(_databases)
+
+
 @pytest.fixture
 def redis_server(_redis_of_session: RedisServer | None) -> RedisServer:
-    """An empty Redis that only tests of this session use."""
+    """A Redis that only tests of this session use, each in databases of its own."""
     if _redis_of_session is None:
         pytest.skip(servers.MISSING["a redis of its own"])
-    _redis_of_session.client().flushall()
     return _redis_of_session
 
 
 @pytest.fixture
 def cluster(spawner: Spawner, tmp_path: Path, redis_server: RedisServer) -> Iterator[World]:
     """A world whose store and broker are two databases of a Redis."""
-    made = World(spawner, tmp_path, redis_server.url(0), broker=redis_server.url(1))
+    made = World(spawner, tmp_path, redis_server.url(database()), broker=redis_server.url(database()))
     yield made
     made.close()
 

@@ -168,9 +168,10 @@ class Station:
 
 
 _LEVELS = {"refused": logging.DEBUG, "deferred": logging.WARNING}
-"""A run that this worker cannot serve waits for an operator to give it what it lacks; he must see that."""
+"""A run that this worker cannot serve waits for an operator to give it what it lacks; he must see that. So does
+one whose recipes come from another store."""
 
 
 def _tell(recipe: CycleRecipe, step: Advanced) -> None:
-    level = _LEVELS.get(step.what, logging.INFO)
+    level = logging.WARNING if step.why == "store_mismatch" else _LEVELS.get(step.what, logging.INFO)
     log.log(level, "cycle %s of %s: %s%s", recipe.cycle, recipe.key, step.what, f" ({step.why})" if step.why else "")
