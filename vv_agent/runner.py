@@ -20,9 +20,8 @@ from vv_agent.checkpoint.record import Head, NewRun, ParkReason, Seen, Snapshot,
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.config import ExecutionMode, RunConfig, effective_config
 from vv_agent.definition import RunDefinition
-from vv_agent.dispatch.base import Backend
+from vv_agent.dispatch.base import Backend, CycleDispatcher, hint
 from vv_agent.dispatch.inline import InlineBackend
-from vv_agent.dispatch.store import hint
 from vv_agent.errors import CheckpointError, ConfigError, VVAgentError
 from vv_agent.events import RunEvent
 from vv_agent.llm.reference import ModelProvider
@@ -172,9 +171,9 @@ class Runner:
         """Follow a run by its key, whoever advances it. `checkpoint_not_found` if the store has none."""
         home = store or self._store_of_settings()
         snapshot = _existing(home, validate_key(key))
-        engine = process.engine_for(home, self._read_settings())
+        engine, dispatcher = self._means(home)
         feed = EventFeed()
-        handle = RunHandle(engine, key, snapshot.head.run_id, feed)
+        handle = RunHandle(engine, dispatcher, key, snapshot.head.run_id, feed)
         _follow(engine, handle, feed, Body.unpack(snapshot.head.body, key))
         return handle
 
@@ -199,14 +198,14 @@ class Runner:
             )
         home = store or self._store_of_settings()
         snapshot = _existing(home, validate_key(key))
-        engine = process.engine_for(home, self._read_settings())
+        engine, dispatcher = self._means(home)
         if snapshot.head.state is State.ENDED and input is None:
             return read_result(engine, key, ())
         if snapshot.journal:
             _check_journal(home, key)
-        _wake(home, snapshot, input)
+        _wake(home, dispatcher, snapshot, input)
         feed = EventFeed()
-        handle = RunHandle(engine, key, snapshot.head.run_id, feed)
+        handle = RunHandle(engine, dispatcher, key, snapshot.head.run_id, feed)
         if not _served(home, snapshot.head):
             engine.listen(key, feed)
             try:
@@ -238,12 +237,19 @@ class Runner:
             checkpoint=checkpoint, elsewhere=mode is ExecutionMode.DISTRIBUTED,
         )  # fmt: skip
         program = compile_run(layers, clean(text), run_id=run_id, workspace=self._workspace)
-        backend = backend_given or _backend(mode, store, settings)
-        queue = settings.queue if mode is ExecutionMode.DISTRIBUTED else None
-        new = _new_run(key, run_id, engine, program, queue=queue, checkpointed=checkpoint is not None, live=live)
+        dispatcher = getattr(backend_given, "dispatcher", None) or process.dispatcher_for(store, settings)
+        backend = backend_given or _backend(mode, dispatcher, settings)
+        queue = _queue(backend, settings)
+        hold = dispatcher.hold_ms if queue is not None else 0
+        new = _new_run(key, run_id, engine, program, queue, checkpointed=checkpoint is not None, live=live, hold=hold)
         policy = checkpoint.resume_policy if checkpoint else ResumePolicy.NEW
         admitted = _admit(engine, program, new, policy, may_attach=not backend.local)
-        return _Start(engine, backend, admitted, config)
+        return _Start(engine, backend, dispatcher, admitted, config)
+
+    def _means(self, store: CheckpointStore) -> tuple[Engine, CycleDispatcher]:
+        """What this process acts on runs of a store with."""
+        settings = self._read_settings()
+        return process.engine_for(store, settings), process.dispatcher_for(store, settings)
 
     def _read_settings(self) -> Settings:
         return self._settings or read_settings()
@@ -305,13 +311,15 @@ class _Admitted:
 class _Start:
     """A run that is about to begin."""
 
-    def __init__(self, engine: Engine, backend: Backend, admitted: _Admitted, config: RunConfig) -> None:
+    def __init__(
+        self, engine: Engine, backend: Backend, dispatcher: CycleDispatcher, admitted: _Admitted, config: RunConfig
+    ) -> None:
         self.engine = engine
         self.backend = backend
         self._run = admitted
         self._config = config
         self._feed = _Feed(config.stream)
-        self.handle = RunHandle(engine, admitted.key, admitted.run_id, self._feed)
+        self.handle = RunHandle(engine, dispatcher, admitted.key, admitted.run_id, self._feed)
 
     def begin(self, *, in_caller: bool = False) -> None:
         """Carry the run on: in the caller's thread, in one of our own, or by workers."""
@@ -393,7 +401,14 @@ def _mode(config: RunConfig) -> tuple[ExecutionMode, Backend | None]:
     return mode, backend
 
 
-def _backend(mode: ExecutionMode, store: CheckpointStore, settings: Settings) -> Backend:
+def _queue(backend: Backend, settings: Settings) -> str | None:
+    """The queue of a new run; none when this process advances it."""
+    from vv_agent.dispatch.distributed import DistributedBackend
+
+    return (backend.queue or settings.queue) if isinstance(backend, DistributedBackend) else None
+
+
+def _backend(mode: ExecutionMode, dispatcher: CycleDispatcher, settings: Settings) -> Backend:
     if mode is ExecutionMode.INLINE:
         return InlineBackend()
     if mode is ExecutionMode.THREADED:
@@ -403,17 +418,20 @@ def _backend(mode: ExecutionMode, store: CheckpointStore, settings: Settings) ->
             _threads.append(ThreadBackend(min(settings.concurrency, 32)))
         return _threads[0]
     from vv_agent.dispatch.distributed import DistributedBackend
-    from vv_agent.dispatch.store import StoreDispatcher
 
-    if settings.broker is not None:
-        raise ConfigError(
-            "broker_unavailable", "VV_AGENT_BROKER is set, but this version dispatches through the store only; unset it"
-        )
-    return DistributedBackend(StoreDispatcher(store))
+    return DistributedBackend(dispatcher)
 
 
 def _new_run(
-    key: str, run_id: str, engine: Engine, program: Program, *, queue: str | None, checkpointed: bool, live: bool
+    key: str,
+    run_id: str,
+    engine: Engine,
+    program: Program,
+    queue: str | None,
+    *,
+    checkpointed: bool,
+    live: bool,
+    hold: int,
 ) -> NewRun:
     """The record of a new run: the system prompt, what came before, and the input."""
     definition = program.definition
@@ -425,7 +443,7 @@ def _new_run(
     events = eventlog.event_entry(_origin(body), _first_events(body, key, engine))
     return NewRun(
         key=key, run_id=run_id, definition=definition.digest, definition_body=definition.encode(), body=body.pack(),
-        queue=queue, log=(log_entry(items),), events=(events,),
+        queue=queue, due_in=hold, log=(log_entry(items),), events=(events,),
         blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
     )  # fmt: skip
 
@@ -527,16 +545,16 @@ def _existing(store: CheckpointStore, key: str) -> Snapshot:
     return snapshot
 
 
-def _wake(store: CheckpointStore, snapshot: Snapshot, text: str | None) -> None:
+def _wake(store: CheckpointStore, dispatcher: CycleDispatcher, snapshot: Snapshot, text: str | None) -> None:
     """Post what makes a resting run go on."""
     head = snapshot.head
     waits = head.state is State.PARKED and head.reason is ParkReason.INPUT
     if text is not None:
         if not waits:
             raise ConfigError("run_not_waiting", f"run {head.key!r} is {head.status}, it waits for no input")
-        hint(store, store.post(head.key, answer_signal(f"answer_{head.revision}", text)).head)
+        hint(dispatcher, store.post(head.key, answer_signal(f"answer_{head.revision}", text)).head, store.id)
     elif rests(head) and head.state is not State.ENDED and not waits:
-        hint(store, store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}")).head)
+        hint(dispatcher, store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}")).head, store.id)
 
 
 def _served(store: CheckpointStore, head: Head) -> bool:

@@ -22,9 +22,16 @@ class CycleDispatcher(Protocol):
     never raises, takes at most two seconds, and says whether the hint was sent.
     """
 
-    hold_ms: int
+    @property
+    def hold_ms(self) -> int: ...
 
     def dispatch(self, recipe: CycleRecipe) -> bool: ...
+
+
+def hint(dispatcher: CycleDispatcher, head: Head, store_id: str) -> None:
+    """Tell a worker of a run that a signal made ready."""
+    if head.queue is not None and head.state is State.READY:
+        dispatcher.dispatch(CycleRecipe.of(head, store_id))
 
 
 @runtime_checkable
