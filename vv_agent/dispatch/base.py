@@ -94,8 +94,8 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
     None: there is nothing to do here any more. Raises `checkpoint_claim_active` when a living process has the run.
     """
     snapshot = engine.store.load(recipe.key, Seen(entries=1 << 24, revision=-1))
-    while step.what == "lost" and snapshot is not None and not engine.stopping and _is_ours(engine, snapshot):
-        time.sleep(0.2)  # our own claim, given up because its renewals came too late, ends by itself
+    while snapshot is not None and not engine.stopping and _is_orphan(engine, snapshot):
+        time.sleep(0.2)
         snapshot = engine.store.load(recipe.key, Seen(entries=1 << 24, revision=-1))
     if snapshot is None or engine.stopping or step.what == "deferred":
         return None
@@ -106,7 +106,7 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
         if head.owner is None or not is_dead(head.owner):
             raise CheckpointError(
                 "checkpoint_claim_active",
-                f"run {head.key!r} is being advanced by another process right now; attach to it, or try later",
+                f"run {head.key!r} is being advanced {_by(engine, head)} right now; attach to it, or try later",
             )
         engine.store.expire(head.owner)
     else:
@@ -114,9 +114,16 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
     return CycleRecipe.of(head, engine.store.id)
 
 
-def _is_ours(engine: Engine, snapshot: Snapshot) -> bool:
+def _is_orphan(engine: Engine, snapshot: Snapshot) -> bool:
+    """Whether this very process gave up the claim without telling the store, which did not answer: it ends by
+    itself."""
     head = snapshot.head
-    return head.state is State.CLAIMED and head.owner == engine.owner and head.lease_until > snapshot.now
+    mine = head.state is State.CLAIMED and head.owner == engine.owner and head.lease_until > snapshot.now
+    return mine and not engine.keeper.holds(head.key)
+
+
+def _by(engine: Engine, head: Head) -> str:
+    return "by this process" if head.owner == engine.owner else f"by another process ({head.owner})"
 
 
 def _ready(head: Head, now: int) -> bool:

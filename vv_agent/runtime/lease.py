@@ -57,6 +57,11 @@ class Hold:
         self.deadline = at + self.lease / 1000 * 0.9
 
     @property
+    def ends(self) -> float:
+        """When (steady clock) the lease is over in the store, if nothing renews it."""
+        return self.deadline + self.lease / 1000 * 0.1
+
+    @property
     def lost(self) -> bool:
         return self._lost or steady_clock() >= self.deadline
 
@@ -110,6 +115,11 @@ class LeaseKeeper:
         with self._changed:
             if self._holds.get(hold.claim.key) is hold:
                 del self._holds[hold.claim.key]
+
+    def holds(self, key: str) -> bool:
+        """Whether this process works under a claim on the run."""
+        with self._changed:
+            return key in self._holds
 
     def show(self) -> None:
         """Show the process now and from then on, also while it holds nothing."""
