@@ -36,6 +36,7 @@ from vv_agent.checkpoint.record import (
     Snapshot,
     State,
 )
+from vv_agent.checkpoint.urls import without_password
 from vv_agent.errors import CheckpointError, StoreError
 
 T = TypeVar("T")
@@ -436,5 +437,5 @@ def open_store(url: str, *, create: bool = True) -> CheckpointStore:
         return RedisStore(url)
     raise StoreError(
         "store_url_invalid",
-        f"{url!r} names no store; use sqlite:///PATH, postgresql://HOST/DATABASE, redis://HOST or memory://",
+        f"{without_password(url)!r} names no store; use sqlite:///PATH, postgresql://HOST/DATABASE, redis://HOST or memory://",
     )

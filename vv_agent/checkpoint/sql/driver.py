@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy import create_engine, event, exc
 from sqlalchemy.engine import URL, Engine, make_url
 
+from vv_agent.checkpoint.urls import without_password
 from vv_agent.checkpoint.watch import Poller
 from vv_agent.errors import StoreError
 
@@ -41,8 +42,12 @@ DIALECTS: dict[str, Callable[[], Any]] = {"sqlite": _sqlite_dialect, "postgresql
 def parse_url(url: str, create: bool) -> URL:
     try:
         target = make_url(url)
-    except exc.ArgumentError as error:
-        raise StoreError("store_url_invalid", f"{url!r} is not a store URL; use sqlite:///PATH") from error
+    except exc.ArgumentError:
+        raise _url_invalid(url, "it is not a store URL; use sqlite:///PATH") from None
+    except ValueError:  # its text is the port as given, perhaps a password
+        raise _url_invalid(url, "the port is not a number; use postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from None
+    if "@" in (target.host or ""):
+        raise _url_invalid(url, "the password has an @; write it as %40")
     if target.get_backend_name() == "sqlite":
         if not target.database or target.database == ":memory:":
             raise StoreError("store_url_invalid", "sqlite needs a file: sqlite:///PATH (or memory:// for tests)")
@@ -57,6 +62,10 @@ def parse_url(url: str, create: bool) -> URL:
             raise StoreError("store_unavailable", f"the folder of {path} cannot be made: {error.strerror}") from error
         return target.set(drivername="sqlite+pysqlite")
     return target.set(drivername="postgresql+psycopg")
+
+
+def _url_invalid(url: str, wrong: str) -> StoreError:
+    return StoreError("store_url_invalid", f"{without_password(url)!r}: {wrong}")
 
 
 def live_url(target: URL) -> URL:

@@ -25,6 +25,7 @@ from vv_agent.checkpoint.sql.driver import (
 from vv_agent.checkpoint.sql.live import SqlLive
 from vv_agent.checkpoint.sql.tables import CLOCK, ENTRY_BITS, META, TABLES, Statement, listing, statements
 from vv_agent.checkpoint.store import CheckpointStore, T, Transaction
+from vv_agent.checkpoint.urls import without_password
 from vv_agent.checkpoint.watch import ChangeWatch, Poller
 from vv_agent.errors import StoreError
 
@@ -38,7 +39,7 @@ class SqlStore(CheckpointStore):
 
     def __init__(self, url: str, *, create: bool = True, clock: Callable[[], int] | None = None) -> None:
         target = parse_url(url, create)
-        self.url = target.render_as_string(hide_password=True)
+        self.url = without_password(target.render_as_string(hide_password=True))
         self._clock = clock
         self._sqlite = target.get_backend_name() == "sqlite"
         self._pid = os.getpid()
