@@ -8,6 +8,7 @@ way.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
@@ -160,22 +161,61 @@ class SqliteConnection(Connection):
 
 class FairLock:
     """A file lock around the write transaction: SQLite's own busy handler lets single writers wait for half a
-    second. Its descriptor is closed with the connection that owns it."""
+    second. Its descriptor is closed with the connection that owns it.
+
+    It makes waiting fair, SQLite's own lock makes it correct: after `limit` seconds (a process that was stopped in the
+    middle of a write holds it) writers go on without it, until it is free again.
+    """
+
+    limit = 30.0
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._descriptor: int | None = None
         self._held = False
+        self._ignored = False
         try:
             import fcntl
         except ImportError:  # no flock on this system: the busy timeout alone orders the writers
             return
-        self._flock, self._on, self._off = fcntl.flock, fcntl.LOCK_EX, fcntl.LOCK_UN
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._flock, self._on, self._off = fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise self._unavailable("opened", error, "raise the limit of open files (ulimit -n)") from error
+            hint = "it must be a file that this user may write; remove what stands there"
+            raise self._unavailable("opened", error, hint) from error
 
-    def acquire(self) -> None:
-        if self._descriptor is not None:
-            self._flock(self._descriptor, self._on)
-            self._held = True
+    def _unavailable(self, what: str, error: OSError, hint: str) -> StoreError:
+        said = f"the lock file {self._path} cannot be {what} ({error.strerror}); {hint}"
+        return StoreError("store_unavailable", said)
+
+    def acquire(self) -> bool:
+        """Whether the lock is held now."""
+        if self._descriptor is None:
+            return False
+        if self._try(self._descriptor):
+            return True
+        waited, begun = 0.0, time.monotonic()
+        while not self._ignored and waited < self.limit:
+            # Who waits longer asks more often, so that nobody is passed over for long.
+            time.sleep(0.0003 if waited < 0.005 else 0.0001 if waited < 1.0 else 0.005)
+            if self._try(self._descriptor):
+                return True
+            waited = time.monotonic() - begun
+        self._ignored = True
+        return False
+
+    def _try(self, descriptor: int) -> bool:
+        try:
+            self._flock(descriptor, self._on)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._unavailable("locked", error, "keep the store on a file system with locks") from error
+        self._held, self._ignored = True, False
+        return True
 
     def release(self) -> None:
         if self._held and self._descriptor is not None:
@@ -223,7 +263,12 @@ class Connections:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._kind(self._engine.raw_connection())
+            pooled = self._engine.raw_connection()
+        try:
+            return self._kind(pooled)
+        except BaseException:
+            pooled.close()
+            raise
 
     def give(self, connection: Connection) -> None:
         if not connection.usable:
