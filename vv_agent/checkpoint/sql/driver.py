@@ -12,7 +12,8 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -108,6 +109,7 @@ class Connection:
     def __init__(self, pooled: Any) -> None:
         self.pooled = pooled
         self.driver = pooled.driver_connection
+        self.was_idle = False
 
     def begin(self, *, write: bool, durable: bool) -> None:
         raise NotImplementedError
@@ -121,7 +123,12 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        return True
+        return not self.broken
+
+    @property
+    def broken(self) -> bool:
+        """Whether the server let go of it: then it did of the others too."""
+        return False
 
 
 class SqliteConnection(Connection):
@@ -244,8 +251,8 @@ class PostgresConnection(Connection):
             self.driver.rollback()
 
     @property
-    def usable(self) -> bool:
-        return not (self.driver.closed or self.driver.broken)
+    def broken(self) -> bool:
+        return bool(self.driver.closed or self.driver.broken)
 
 
 class Connections:
@@ -273,14 +280,31 @@ class Connections:
     def give(self, connection: Connection) -> None:
         if not connection.usable:
             connection.pooled.invalidate()
+            if connection.broken:  # or each of the others would cost an error of its own
+                for idle in self._all_idle():
+                    idle.pooled.invalidate()
+                self._engine.dispose()
         elif len(self._idle) < self._KEPT:
+            connection.was_idle = True
             self._idle.append(connection)
         else:
             connection.pooled.close()
 
+    def _all_idle(self) -> Iterator[Connection]:
+        with suppress(IndexError):  # other threads take from it too
+            while True:
+                yield self._idle.pop()
+
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().pooled.close()
+        for idle in self._all_idle():
+            idle.pooled.close()
+
+
+class StaleConnection(StoreError):
+    """A connection was lost while idle. Its transaction never came to a commit, so it can be done again."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__("store_unavailable", f"{url} closed the connection; check that it runs")
 
 
 class DriverErrors:
