@@ -6,7 +6,7 @@ why there is none; it never reads a clock, makes a token or knows how heads are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from vv_agent.checkpoint.record import (
     Change,
@@ -237,7 +237,7 @@ def hand_out(head: Head, now: int, hold: int = _HOLD_MS) -> Head:
     return head._replace(state=state(head, now), due=now + wait, dispatches=head.dispatches + 1)
 
 
-def tree_accepts(creates: Iterable[NewRun], root: Head, unread_of_root: Sequence[Signal]) -> None:
+def tree_accepts(root: Head, unread_of_root: Sequence[Signal]) -> None:
     """A child is not created under a cancelled root."""
-    if any(True for _ in creates) and any(signal.kind == "cancel" for signal in unread_of_root):
+    if any(signal.kind == "cancel" for signal in unread_of_root):
         raise SignalsWaiting(root.key, unread_of_root)
