@@ -72,7 +72,11 @@ class Station:
     def start(self, recipe: CycleRecipe) -> None:
         """Carry a run in a thread of its own; its slot is taken at once."""
         self._enter()
-        self.engine.helpers.submit(lambda: self._carry(recipe), lambda call: self._leave())
+        try:
+            self.engine.helpers.submit(lambda: self._carry(recipe), lambda call: self._leave())
+        except BaseException:  # no thread could be started
+            self._leave()
+            raise
 
     def carry(self, recipe: CycleRecipe) -> None:
         """Carry a run in this thread: one cycle, then the next by whoever gets the hint, else here. Never raises."""
@@ -92,13 +96,16 @@ class Station:
                     log.warning("took the claim on %s from a dead process (%s)", key, owner)
 
     def patiently(self, work: Callable[[], object]) -> bool:
-        """Do work on the store; a store that does not answer is waited for."""
+        """Do work on the store; a store that does not answer is waited for, and so is a machine that lacks memory or
+        threads."""
         try:
             return bool(work())
         except StoreError as error:
             log.warning("%s", error)
-            self.stopping.wait(1.0)
-            return False
+        except Exception:
+            log.exception("this worker could not look after its store; trying again")
+        self.stopping.wait(1.0)
+        return False
 
     def stop(self) -> None:
         """Take no new cycles; model calls are aborted and given back, tools get their grace. A signal handler may call
