@@ -54,16 +54,18 @@ class DistributedBackend:
 
     def _watch(self, engine: Engine, key: str, queue: str | None) -> None:
         """Until the run is over: whenever no worker shows itself, advance it here."""
-        said = False
+        said, revision = False, -1
         while not engine.stopping:
             try:
-                snapshot = engine.store.load(key, Seen(entries=1 << 24, revision=0))
+                snapshot = engine.store.load(key, Seen(entries=1 << 24, revision=revision))
+                served = workers_of(engine.store, queue, self.patience)
             except StoreError:  # whoever reads the run is told; it may come back
                 time.sleep(1.0)
                 continue
             if snapshot is None or rests(snapshot.head):
                 return
-            if not workers_of(engine.store, queue, self.patience):
+            revision = snapshot.head.revision
+            if not served:
                 recipe = CycleRecipe.of(snapshot.head, engine.store.id)
                 if not said:
                     said = True
