@@ -326,7 +326,7 @@ class _Start:
         """Carry the run on: in the caller's thread, in one of our own, or by workers."""
         token = self._config.cancellation_token
         if token is not None:
-            token.on_cancel(lambda: self.handle.leave(token.reason))
+            self.handle.when_over(token.on_cancel(lambda: self.handle.leave(token.reason)))
         if self._run.rests:
             self.handle.finish(lambda: read_result(self.engine, self._run.key, ()))
         elif not self.backend.local:
@@ -565,7 +565,7 @@ def _wake(store: CheckpointStore, dispatcher: CycleDispatcher, snapshot: Snapsho
 def _served(store: CheckpointStore, head: Head) -> bool:
     from vv_agent.dispatch.distributed import workers_of
 
-    return head.queue is not None and workers_of(store, head.queue, 10.0)
+    return head.queue is not None and workers_of(store, head.queue)
 
 
 def _follow(

@@ -7,8 +7,10 @@ left of its live text is dropped, as is everything of a lower attempt.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +21,8 @@ from vv_agent.events import RunEvent, make_event
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.eventlog import EventReader, Numbered
 from vv_agent.runtime.feed import EventSink
+
+log = logging.getLogger("vv_agent.tail")
 
 _PATIENCE = 3
 """Rounds a durable event waits for live text that should stand before it."""
@@ -35,6 +39,12 @@ class Followed:
     over: Over
     reader: EventReader
     after: int = 0
+    run_id: str | None = None
+    """Of the record when it was first read: another one under the same key is another run."""
+    revision: int = -1
+    """Of the record when it was last read."""
+    behind: bool = True
+    """There was more to read than one look takes."""
     shown: set[tuple[int, int, int]] = field(default_factory=set)
     newest: tuple[int, int] = (0, 0)
     """The highest (cycle, attempt) a durable event was seen of."""
@@ -85,9 +95,16 @@ def _gap(before: Numbered) -> RunEvent:
 
 
 class Tailer:
-    """Follows runs of one store from one thread, which lives while there is something to follow."""
+    """Follows runs of one store from one thread, which lives while there is something to follow.
+
+    Live text is asked for all the time, for all runs at once. Records are read when the store says that it changed, and
+    every half second in case it did not say so.
+    """
 
     _INTERVAL = 0.03
+    """Seconds between looks for live text."""
+    _LOOK = 0.5
+    """Seconds after which records are read although nothing was said to have changed."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self.pid = os.getpid()
@@ -103,11 +120,11 @@ class Tailer:
         with self._changed:
             if self._live_after is None or not self._followed:
                 self._live_after = self._store.live.last()
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._run, name="vv-tail", daemon=True)
+                thread.start()  # it waits for the lock, and then finds the run
+                self._thread = thread
             self._followed[id(followed)] = followed
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="vv-tail", daemon=True)
-                self._thread.start()
-            self._changed.notify()
         return followed
 
     def unfollow(self, followed: Followed) -> None:
@@ -115,7 +132,7 @@ class Tailer:
             self._followed.pop(id(followed), None)
 
     def _run(self) -> None:
-        version = 0
+        version, read, next_look = 0, -1, 0.0
         while True:
             with self._changed:
                 runs = list(self._followed.values())
@@ -123,22 +140,44 @@ class Tailer:
                     self._thread = None
                     return
             try:
+                everything = version != read or time.monotonic() >= next_look
                 live = self._read_live(runs)
                 for run in runs:
-                    self._look(run, live.get(run.key, []))
+                    if everything or run.behind or run.waiting or run.key in live:
+                        self._look(run, live.get(run.key, []))
+                if everything:
+                    read, next_look = version, time.monotonic() + self._LOOK
                 version = self._store.wait(version, self._INTERVAL)
             except StoreError:  # it may come back; readers are not told, they wait
-                version = self._store.wait(version, 0.5)
+                read = -1
+                time.sleep(self._LOOK)
+            except Exception:  # whatever it was, the other runs of the process are still followed
+                log.exception("runs of %s could not be followed for a moment", self._store.url)
+                read = -1
+                time.sleep(self._LOOK)
 
     def _look(self, run: Followed, live: list[bytes]) -> None:
+        """Read one run. What makes it unreadable ends the following of this one only."""
         try:
             if self._round(run, live):
                 self.unfollow(run)
-        except (StoreError, CannotServe) as error:
-            if isinstance(error, StoreError) and error.code not in LASTING_FAULTS:
+        except StoreError as error:
+            if error.code not in LASTING_FAULTS:
                 raise
-            self.unfollow(run)
+            self._give_up(run, error)
+        except CannotServe as error:
+            self._give_up(run, error)
+        except Exception as error:
+            log.exception("run %r cannot be followed", run.key)
+            what = f"an event of run {run.key!r} cannot be read here ({type(error).__name__}: {error})"
+            self._give_up(run, StoreError("store_corrupt", f"{what}; a newer vv-agent may be able to"))
+
+    def _give_up(self, run: Followed, error: VVAgentError) -> None:
+        self.unfollow(run)
+        try:
             run.over(error)
+        except Exception:
+            log.exception("whoever follows run %r could not be told", run.key)
 
     def _read_live(self, runs: list[Followed]) -> dict[str, list[bytes]]:
         self._live_after, items = self._store.live.read(list({run.key for run in runs}), self._live_after)
@@ -149,17 +188,19 @@ class Tailer:
 
     def _round(self, run: Followed, live: list[bytes]) -> bool:
         """Read what is new of a run; True when it is over."""
-        snapshot = self._store.load(run.key, Seen(entries=1 << 24, revision=-1 if run.after == 0 else 0))
-        if snapshot is None:
+        snapshot = self._store.load(run.key, Seen(entries=1 << 24, revision=run.revision))
+        run_id = snapshot.head.run_id if snapshot is not None else None
+        if snapshot is None or run_id != (run.run_id or run_id):
             run.over(CheckpointError("checkpoint_not_found", f"run {run.key!r} was deleted while it was followed"))
             return True
+        run.run_id, run.revision = run_id, snapshot.head.revision
         entries = self._store.entries(run.key, run.after) if snapshot.head.entry_n > run.after else ()
         durable = [event for entry in entries for event in run.reader.feed(entry)]
         if entries:
             run.after = entries[-1].seq
         run.show(durable, [event for body in live for event in run.reader.decode(body)])
         caught_up = run.after >= snapshot.head.entry_n
-        run.live = run.live or caught_up
+        run.live, run.behind = run.live or caught_up, not caught_up
         if caught_up and not run.waiting and rests(snapshot.head):
             run.over(snapshot.head)
             return True
