@@ -374,6 +374,42 @@ def test_an_async_handler_is_cancelled_with_the_call() -> None:
     assert stopped.wait(5)
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_an_async_handler_that_raises_to_end_the_process_only_fails_its_call(error: BaseException) -> None:
+    @function_tool
+    async def bad() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    @function_tool
+    async def good() -> int:
+        return 1
+
+    name = "SystemExit: 3" if isinstance(error, SystemExit) else "KeyboardInterrupt"
+    assert error_of(call(bad)) == {
+        "ok": False,
+        "error": f"Tool execution failed (bad): {name}",
+        "error_code": "tool_execution_failed",
+    }
+    assert call(good).content == "1"
+
+
+def test_a_background_task_that_raises_to_end_the_process_leaves_the_other_handlers_alone() -> None:
+    async def leave() -> None:
+        raise SystemExit
+
+    @function_tool
+    async def tool() -> str:
+        task = asyncio.create_task(leave())
+        while not task.done():
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.01)
+        return type(task.exception()).__name__
+
+    assert call(tool).content == call(tool).content == "SystemExit"
+
+
 def test_waiting_on_the_loop_thread_itself_is_refused_instead_of_hanging() -> None:
     @function_tool
     async def inner() -> int:
