@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -289,8 +290,38 @@ def test_what_a_handler_raises_is_a_result() -> None:
     assert error_of(call(failing(ToolError("x", "y", odd=object())))) == {"ok": False, "error": "x", "error_code": "y"}
     unwritable = FunctionTool(name="odd", handler=lambda *_: object())
     assert error_of(call(unwritable))["error_code"] == "tool_execution_failed"
+
+
+class Own(BaseException):
+    """A host's own way out."""
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (MemoryError(), "MemoryError"),
+        (SystemExit(3), "SystemExit: 3"),
+        (GeneratorExit(), "GeneratorExit"),
+        (asyncio.CancelledError("stop"), "CancelledError: stop"),
+        (Own("enough"), "Own: enough"),
+        (KeyError("x"), "'x'"),
+    ],
+    ids=repr,
+)
+def test_whatever_a_handler_raises_only_fails_its_call(error: BaseException, text: str) -> None:
+    assert error_of(call(failing(error))) == {
+        "ok": False,
+        "error": f"Tool execution failed (bad): {text}",
+        "error_code": "tool_execution_failed",
+    }
+
+
+def test_an_interrupt_is_one_only_in_the_main_thread() -> None:
     with pytest.raises(KeyboardInterrupt):
         call(failing(KeyboardInterrupt()))
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(call, failing(KeyboardInterrupt())).result()
+    assert error_of(result)["error"] == "Tool execution failed (bad): KeyboardInterrupt"
 
 
 def test_the_end_of_the_workers_claim_is_no_result_of_the_tool() -> None:
