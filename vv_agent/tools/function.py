@@ -106,6 +106,9 @@ class FunctionTool:
         if not isinstance(error, ToolError):
             text = f"Tool execution failed ({self.name}): {_told(error)}"
             return error_result(context.tool_call_id, text, "tool_execution_failed")
+        if not isinstance(error.code, str):
+            text = f"Tool execution failed ({self.name}): {error.message} (its code {error.code!r} is no text)"
+            return error_result(context.tool_call_id, text, "tool_execution_failed")
         details = {**error.details, **({"retryable": True} if error.retryable else {})}
         try:
             return error_result(context.tool_call_id, error.message, error.code, details)

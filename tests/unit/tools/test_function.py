@@ -288,6 +288,11 @@ def test_what_a_handler_raises_is_a_result() -> None:
         "retryable": True,
     }
     assert error_of(call(failing(ToolError("x", "y", odd=object())))) == {"ok": False, "error": "x", "error_code": "y"}
+    assert error_of(call(failing(ToolError("no stock", 5)))) == {  # type: ignore[arg-type]
+        "ok": False,
+        "error": "Tool execution failed (bad): no stock (its code 5 is no text)",
+        "error_code": "tool_execution_failed",
+    }
     unwritable = FunctionTool(name="odd", handler=lambda *_: object())
     assert error_of(call(unwritable))["error_code"] == "tool_execution_failed"
 
