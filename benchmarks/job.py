@@ -35,6 +35,7 @@ def provider(cycles: int, *, delay: float = 0.0) -> ScriptedProvider:
 
 # For worker processes.
 ten = provider(10)
+long = provider(300)
 ten_slow = provider(10, delay=0.05)
 talker = ScriptedProvider([say("0123456 " * 100)])
 
