@@ -9,7 +9,7 @@ import random
 import string
 from collections.abc import Sequence
 
-from vv_agent import Agent, NoToolPolicy, function_tool
+from vv_agent import Agent, ModelRef, NoToolPolicy, function_tool
 from vv_agent.dispatch.base import Backend
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
@@ -26,6 +26,10 @@ def look(n: int) -> str:
 
 
 AGENT = Agent(name="bench", instructions="Look.", tools=[look], no_tool_policy=NoToolPolicy.FINISH)
+
+SLOW_AGENT = Agent(
+    name="bench", instructions="Say.", no_tool_policy=NoToolPolicy.FINISH, model=ModelRef.backend("local", "slow")
+)
 
 
 def provider(cycles: int, *, delay: float = 0.0) -> ScriptedProvider:

@@ -74,11 +74,12 @@ class Place:
         self.station = Station(self.store, SETTINGS, queues=("station",), slots=2, dispatcher=self.broker)
         self._folder = folder
 
-    def start(self, *steps: Any) -> CycleRecipe:
+    def start(self, *steps: Any, **options: Any) -> CycleRecipe:
         runner = Runner(model_provider=Scripts.of(steps), workspace=self._folder, settings=SETTINGS)
         config = RunConfig(
             checkpoint_config=CheckpointConfig(key="k", store=self.store),
             execution_backend=DistributedBackend(self.broker, fallback=False),
+            **options,
         )
         runner.start(an_agent(add), "Go.", run_config=config)
         return CycleRecipe.of(self.head(), self.store.id)
