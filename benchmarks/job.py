@@ -9,7 +9,7 @@ import random
 import string
 from collections.abc import Sequence
 
-from vv_agent import Agent, NoToolPolicy, function_tool
+from vv_agent import Agent, ModelRef, NoToolPolicy, function_tool
 from vv_agent.dispatch.base import Backend
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
@@ -27,6 +27,10 @@ def look(n: int) -> str:
 
 AGENT = Agent(name="bench", instructions="Look.", tools=[look], no_tool_policy=NoToolPolicy.FINISH)
 
+SLOW_AGENT = Agent(
+    name="bench", instructions="Say.", no_tool_policy=NoToolPolicy.FINISH, model=ModelRef.backend("local", "slow")
+)
+
 
 def provider(cycles: int, *, delay: float = 0.0) -> ScriptedProvider:
     """A model that calls `look` in all cycles but the last."""
@@ -35,6 +39,7 @@ def provider(cycles: int, *, delay: float = 0.0) -> ScriptedProvider:
 
 # For worker processes.
 ten = provider(10)
+long = provider(300)
 ten_slow = provider(10, delay=0.05)
 talker = ScriptedProvider([say("0123456 " * 100)])
 

@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks import cycles, processes
+from benchmarks import cluster, cycles, processes
 from benchmarks.figures import Figure, show, write
 
 Measure = Callable[[], list[Figure]]
@@ -30,6 +30,11 @@ def measures(*, quick: bool, postgres: str | None) -> dict[str, Measure]:
         "workers": lambda: processes.workers(4 if quick else 100),
         "latency": lambda: processes.latency(2 if quick else 30),
     }
+    if cluster.available():
+        planned["redis"] = lambda: cluster.store_cost(n, 1 if quick else 5)
+        planned["celery"] = lambda: cluster.hop(20, 5, 1) if quick else cluster.hop(300, 100, 5)
+        planned["celery_http"] = lambda: cluster.http(5, 5, 0.0) if quick else cluster.http(600, 200, 60.0)
+        planned["celery_latency"] = lambda: cluster.latency(1 if quick else 10)
     if postgres:
         planned["postgres"] = lambda: cycles.postgres_cost(postgres, n, 1 if quick else 3)
     return planned

@@ -36,13 +36,13 @@ def free_port() -> int:
 class RedisServer:
     """A server process on a port of its own. `durable` keeps every write (appendfsync always) over kills."""
 
-    def __init__(self, folder: Path, binary: Path, *options: str, durable: bool = False) -> None:
+    def __init__(self, folder: Path, binary: Path, *options: str, durable: bool = False, databases: int = 1000) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         keep = ("--appendonly", "yes", "--appendfsync", "always") if durable else ("--appendonly", "no")
         self._command = [
             str(binary), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *keep,
-            "--maxmemory-policy", "noeviction", "--databases", "1000", *options,
+            "--maxmemory-policy", "noeviction", "--databases", str(databases), *options,
         ]  # fmt: skip
         self._log = folder / "redis.log"
         self._process: subprocess.Popen[bytes] | None = None

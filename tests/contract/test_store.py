@@ -411,27 +411,27 @@ def test_progress_forgets_the_takeovers(store: CheckpointStore, clock: Clock, ch
 def test_a_child_is_made_with_its_parents_save_and_a_cancel_reaches_the_tree(store: CheckpointStore) -> None:
     store.create([new("root")])
     claim = claimed(store, "root").claim
-    child = new("child", root_key="root", parent_key="root")
+    child = new("c_child", root_key="root", parent_key="root")
     saved = store.save(claim, Change(1, Park(ParkReason.CHILDREN), creates=(child,)))
     assert saved.head.state is State.PARKED
-    kid = claimed(store, "child", token="c" * 32).claim
-    grandchild = new("grandchild", root_key="root", parent_key="child")
+    kid = claimed(store, "c_child", token="c" * 32).claim
+    grandchild = new("c_grandchild", root_key="root", parent_key="c_child")
     kept = store.save(kid, Change(1, Progress(), creates=(grandchild,)))
     assert kept.claim is not None
     store.post("root", Signal("s", "cancel", b"why"))
-    for key in ("root", "child", "grandchild"):
+    for key in ("root", "c_child", "c_grandchild"):
         assert [s.kind for s in store.load(key).signals] == ["cancel"]  # type: ignore[union-attr]
-    late = new("late", root_key="root", parent_key="child")
+    late = new("c_late", root_key="root", parent_key="c_child")
     with pytest.raises(SignalsWaiting):
         store.save(kept.claim, Change(2, Progress(), creates=(late,)))
-    assert store.load("late") is None
+    assert store.load("c_late") is None
     assert len(store.find(Filter(root_key="root"))) == 3
 
 
 def test_a_save_may_post_within_the_tree(store: CheckpointStore) -> None:
-    store.create([new("root"), new("child", root_key="root", parent_key="root")])
+    store.create([new("root"), new("c_child", root_key="root", parent_key="root")])
     store.save(claimed(store, "root").claim, Change(1, Park(ParkReason.CHILDREN)))
-    kid = claimed(store, "child", token="c" * 32).claim
+    kid = claimed(store, "c_child", token="c" * 32).claim
     ended = Change(1, End(), ending=True, status="completed", posts=(("root", Signal("end", "child_ended", b"x")),))
     store.save(kid, ended)
     head = store.load("root").head  # type: ignore[union-attr]

@@ -64,9 +64,15 @@ def world(spawner: Spawner, tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
 def shared_world(request: pytest.FixtureRequest, spawner: Spawner, tmp_path: Path) -> Iterator[World]:
     """A world on each store that several processes can share."""
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        made = World(spawner, tmp_path, server.url(database()))
+        yield made
+        made.close()
+        return
     if request.param == "sqlite":
         made = World(spawner, tmp_path, f"sqlite:///{tmp_path}/runs.db")
         yield made

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.harness import QUEUE, World, crash_at, until
 from tests.integration.conftest import database
@@ -201,3 +203,37 @@ def test_a_duplicate_delivery_costs_one_verb(cluster: World) -> None:
     assert handle.result(20).final_output == "done"
     assert len(cluster.effects("model_begins")) == 2
     assert len(cluster.effects("tool_begins")) == 1
+
+
+def test_a_hundred_readers_of_a_run_see_all_of_it_for_the_price_of_one(cluster: World) -> None:
+    """Durable events and text come from the Celery worker to this process; the readers share one look at the store:
+    a further one costs its attach and its result, and nothing while the run goes on."""
+    cluster.celery(ready=True)
+    server = redis.Redis.from_url(cluster.url)
+
+    def commands() -> int:
+        return int(server.info("stats")["total_commands_processed"])
+
+    seen: dict[int, list[str]] = {}
+    alone = _commands_of(cluster, commands, "one", 1, seen)
+    many = _commands_of(cluster, commands, "many", 100, seen)
+    print(f"\na run of 11 cycles: {alone} commands of the server with one reader, {many} with a hundred")
+    assert (many - alone) / 99 < 15
+    assert seen[0].count("assistant_delta") >= 10
+    durable = [[e for e in events if e != "assistant_delta"] for events in seen.values()]
+    assert all(events == durable[0] for events in durable)
+    assert seen[0][-1] == "run_completed"
+
+
+def _commands_of(world: World, commands: Callable[[], int], key: str, readers: int, seen: dict[int, list[str]]) -> int:
+    """Run a job with so many readers in this process; what that cost the server."""
+    before = commands()
+    steps = [{"say": f"thought {n}", "sleep": 0.1} for n in range(10)]
+    text = plan(*steps, {"call": [["task_finish", {"message": "end"}]]})
+    first = world.submit(key, text, NoToolPolicy.CONTINUE, max_cycles=20)
+    handles = [first, *(world.runner.attach(key, store=world.store) for _ in range(readers - 1))]
+    for handle in handles:
+        handle.result(60)
+    spent = commands() - before
+    seen.update({n: [e.type for e in handle.events() if e.type != "diagnostic"] for n, handle in enumerate(handles)})
+    return spent

@@ -11,8 +11,10 @@ import signal
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import psutil
 import pytest
 
 from tests.effects import Effect
@@ -49,35 +51,45 @@ class Kills:
     where: Counter[str] = field(default_factory=Counter)
 
 
-def doing(effects: list[Effect], pid: int, head: Head) -> str:
+def doing(effects: list[Effect], pids: set[int], head: Head) -> str:
     """What a killed process was doing with a run when it died, as the recorder saw it."""
-    mine = [e for e in effects if e.pid == pid and e.what.endswith(("_begins", "_ends")) and e.run_id == head.run_id]
+    mine = [e for e in effects if e.pid in pids and e.what.endswith(("_begins", "_ends")) and e.run_id == head.run_id]
     if not mine or mine[-1].what.endswith("_ends"):
         return "between"
     return mine[-1].what.removesuffix("_begins")
 
 
+def family(worker: Started) -> set[int]:
+    """A worker's process and its children (the prefork pool)."""
+    try:
+        return {worker.pid, *(child.pid for child in psutil.Process(worker.pid).children())}
+    except psutil.NoSuchProcess:
+        return {worker.pid}
+
+
 def strike(world: World, victim: Started, kills: Kills) -> None:
     """Kill a worker and look at once what it held."""
+    pids = family(victim)
     victim.signal(signal.SIGKILL)
     assert victim.wait() == -signal.SIGKILL
-    owner = f"{process_host()}/{victim.pid}/"
+    owners = tuple(f"{process_host()}/{pid}/" for pid in pids)
     held = [
         head
-        for head in world.store.find(Filter(states=frozenset({State.CLAIMED}), host=owner, limit=1000))
-        if (head.owner or "").startswith(owner)
+        for head in world.store.find(Filter(states=frozenset({State.CLAIMED}), host=process_host(), limit=1000))
+        if (head.owner or "").startswith(owners)
     ]
     kills.total += 1
     if held:
         kills.holding += 1
         effects = world.effects()
-        kills.where.update(doing(effects, victim.pid, head) for head in held)
+        kills.where.update(doing(effects, pids, head) for head in held)
 
 
-def chaos(world: World, runs: int, wanted: int, seed: int) -> Kills:
+def chaos(world: World, runs: int, wanted: int, seed: int, start: Callable[[], Started] | None = None) -> Kills:
+    """Kill workers until enough of them held something and all runs are over; `start` starts one."""
     dice = random.Random(seed)
-    options = ("--threads", "2")
-    workers = [world.worker(*options) for _ in range(WORKERS)]
+    new = start or (lambda: world.worker("--threads", "2"))
+    workers = [new() for _ in range(WORKERS)]
     began = time.monotonic()
     world.create({f"run_{n}": job(seed * 1000 + n) for n in range(runs)}, NoToolPolicy.CONTINUE)
     kills = Kills()
@@ -93,10 +105,11 @@ def chaos(world: World, runs: int, wanted: int, seed: int) -> Kills:
             continue
         pick = dice.randrange(WORKERS)
         time.sleep(dice.uniform(0.0, 0.1))
-        if not any(p.id.startswith(f"{workers[pick].pid}-") for p in world.store.presences()):
+        pids = tuple(f"{pid}-" for pid in family(workers[pick]))
+        if not any(p.id.startswith(pids) for p in world.store.presences()):
             continue  # not at work yet
         strike(world, workers[pick], kills)
-        workers[pick] = world.worker(*options)
+        workers[pick] = new()
     took = time.monotonic() - began
     judge(world, runs)
     for worker in workers:
@@ -147,3 +160,17 @@ def test_two_hundred_runs_survive_random_kills(shared_world: World) -> None:
     assert kills.holding >= 60
     assert all(kills.where[place] >= 10 for place in ("model", "tool", "between")), kills.where
     until(lambda: not shared_world.store.find(Filter(states=frozenset({State.CLAIMED}))), "no claim is left")
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_twenty_runs_survive_the_kills_of_celery_workers(cluster: World, pool: str) -> None:
+    kills = chaos(cluster, 20, 4, 3, lambda: cluster.celery("-c", "2", pool=pool))
+    assert kills.holding >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_two_hundred_runs_survive_the_kills_of_celery_workers(cluster: World, pool: str) -> None:
+    kills = chaos(cluster, 200, 70, 4, lambda: cluster.celery("-c", "2", pool=pool))
+    assert kills.holding >= 60
+    until(lambda: not cluster.store.find(Filter(states=frozenset({State.CLAIMED}))), "no claim is left")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests import servers
 from vv_agent import Agent, NoToolPolicy, RunConfig, Runner
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy
 from vv_agent.checkpoint.memory import MemoryStore
+from vv_agent.checkpoint.redis import RedisStore
 from vv_agent.checkpoint.store import CheckpointStore, open_store
 from vv_agent.dispatch.distributed import DistributedBackend
 from vv_agent.dispatch.inline import InlineBackend
@@ -25,7 +28,7 @@ from vv_agent.settings import Settings
 from vv_agent.testing import ScriptedProvider
 from vv_agent.workers.local import LocalWorker
 
-STORES = ("memory", "sqlite", "postgres")
+STORES = ("memory", "sqlite", "postgres", "redis")
 BACKENDS = ("inline", "threaded", "workers")
 _QUEUE = "scenarios"
 
@@ -105,13 +108,17 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     store_name, backend = request.param
     if store_name == "postgres" and servers.postgres_url() is None:
         pytest.skip(servers.MISSING["postgres"])
-    with servers.postgres_schema() if store_name == "postgres" else _nothing() as url:
+    if store_name == "redis" and servers.redis_url() is None:
+        pytest.skip(servers.MISSING["redis"])
+    with _place(store_name) as url:
         store: CheckpointStore
         match store_name:
             case "memory":
                 store = MemoryStore()
             case "sqlite":
                 store = open_store(f"sqlite:///{tmp_path}/runs.db")
+            case "redis":
+                store = RedisStore(str(url), prefix=f"vv-test-{uuid.uuid4().hex[:12]}")
             case _:
                 store = open_store(str(url))
         made = Bench(store, backend, tmp_path)
@@ -119,12 +126,19 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
             yield made
         finally:
             made.close()
+            if isinstance(store, RedisStore):
+                for key in store.client.scan_iter(f"{store.prefix}:*"):
+                    store.client.delete(key)
             store.close()
 
 
-class _nothing:  # noqa: N801 - reads as a word
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: object) -> None:
-        return None
+@contextmanager
+def _place(store_name: str) -> Iterator[str | None]:
+    """Where a server's store is; nothing is left there."""
+    if store_name == "postgres":
+        with servers.postgres_schema() as url:
+            yield url
+    elif store_name == "redis":
+        yield servers.redis_url()
+    else:
+        yield None

@@ -11,6 +11,7 @@ share a slot:
     vv:{b}:h:KEY   hash: v (version), head, journal          vv:{b}:e:KEY   list of entries, kind byte first
     vv:{b}:b:KEY   hash of blobs                             vv:{b}:s:KEY   hash of signals, unread and the last read
     vv:{b}:due:Q   sorted set of a queue by due              vv:{b}:runs    sorted set of keys by creation
+    vv:{b}:held    the same of claimed runs only
     vv:{b}:x:KEY   stream of live text, capped, expiring     vv:tree:KEY    root key of a child
     vv:meta, vv:def:DIGEST, vv:workers                       vv:changed     channel: something was written
 """
@@ -18,6 +19,7 @@ share a slot:
 from __future__ import annotations
 
 import os
+import threading
 import time
 import uuid
 from binascii import crc_hqx
@@ -36,6 +38,7 @@ from vv_agent.checkpoint.record import (
     EntryKind,
     Filter,
     Head,
+    NewRun,
     Presence,
     Renewed,
     Signal,
@@ -43,7 +46,7 @@ from vv_agent.checkpoint.record import (
     pack_head,
     unpack_head,
 )
-from vv_agent.checkpoint.store import CheckpointStore, Cursor, T, Transaction
+from vv_agent.checkpoint.store import CheckpointStore, Cursor, T, Transaction, already_exists
 from vv_agent.checkpoint.watch import ChangeWatch, Poller
 from vv_agent.errors import StoreError
 
@@ -52,13 +55,16 @@ BUCKETS = 64
 _RACES = 64
 """Times in a row a verb may find somebody faster; each time somebody else did make progress."""
 _LIVE_CAP, _LIVE_SECONDS = 500, 3600
+_TRUST_MS = 60_000
+"""How long a measured difference of the server's clock to ours is trusted: either may be set, or drift."""
 
 _COMMIT = """
 for i = 1, #KEYS do
   if (redis.call('HGET', KEYS[i], 'v') or '') ~= ARGV[i] then return 0 end
 end
+if #ARGV > #KEYS + 1 then redis.call('PUBLISH', ARGV[#ARGV], '') end
 local at = #KEYS + 1
-while at <= #ARGV do
+while at < #ARGV do
   local count = tonumber(ARGV[at])
   local command = {}
   for i = 1, count do command[i] = ARGV[at + i] end
@@ -68,7 +74,7 @@ end
 return 1
 """
 """KEYS: the records read. ARGV: the version each must have ('' for none), then commands, each as its length and
-words."""
+words; last the channel that is told."""
 
 
 class _LostRace(Exception):
@@ -98,9 +104,15 @@ class RedisStore(CheckpointStore):
     def _open_client(self) -> None:
         self._client = self._make()
         self._commit = self._client.register_script(_COMMIT)
-        self._watch = ChangeWatch(lambda: _RedisPoller(self.client, f"{self.prefix}:changed"))
+        self._watch = ChangeWatch(lambda: _RedisPoller(self.client, self.channel))
         self._trees: dict[str, str] = {}
         self._known: dict[str, _Known] = {}
+        self._known_lock = threading.Lock()
+
+    @property
+    def channel(self) -> str:
+        """Where every write is announced."""
+        return f"{self.prefix}:changed"
 
     @property
     def client(self) -> Any:
@@ -133,7 +145,8 @@ class RedisStore(CheckpointStore):
                     answer = work(tx)
                     tx.commit(self._commit) if write else tx.verify()
                 except _LostRace:
-                    time.sleep(0.0005 * attempt)
+                    if attempt > 8:  # at once first: who waits is always behind one that commits every millisecond
+                        time.sleep(0.001)
                     continue
                 except BaseException:
                     if tx.stale:  # decided on what this process remembered: look, then decide
@@ -144,6 +157,26 @@ class RedisStore(CheckpointStore):
                     self._watch.bump()
                 return answer
         raise StoreError("store_busy", f"{self.url}: {_RACES} writers in a row were faster on the same run; try again")
+
+    def create(self, runs: Sequence[NewRun]) -> tuple[Head, ...]:
+        """As the contract says; runs of several trees, which lie in several slots, are looked at first and then
+        inserted tree by tree."""
+        trees: dict[str, list[NewRun]] = {}
+        for run in runs:
+            trees.setdefault(run.root_key or run.key, []).append(run)
+        if len(trees) > 1:
+            self._none_taken(runs)
+        made = {head.key: head for tree in trees.values() for head in super(RedisStore, self).create(tree)}
+        return tuple(made[run.key] for run in runs)
+
+    def _none_taken(self, runs: Sequence[NewRun]) -> None:
+        def work(tx: Transaction) -> None:
+            for run in runs:
+                head = tx.head(run.key)
+                if head is not None and head.run_id != run.run_id:
+                    raise already_exists(run.key)
+
+        self._atomically(work, write=False)
 
     def renew(
         self, claims: Sequence[Claim], *, lease: int, owner: str = "", presence: Presence | None = None
@@ -215,8 +248,25 @@ class RedisStore(CheckpointStore):
     def now(self) -> int:
         if self._clock is not None:
             return self._clock()
-        seconds, micros = self.client.time()
-        return int(seconds) * 1000 + int(micros) // 1000
+        return _ms(self._time(self.client))
+
+    def _time(self, client: Any) -> Any:
+        """TIME of the server; on a cluster always of the node that has the store's meta key, for clocks differ."""
+        if isinstance(client, redis.RedisCluster):
+            node = client.get_node_from_key(f"{self.prefix}:meta")  # type: ignore[no-untyped-call]
+            return client.time(target_nodes=node)
+        return client.time()
+
+    def record(self, key: str, *, timed: bool) -> tuple[tuple[Any, Any, Any], int | None]:
+        """Version, head and journal of a record, with the clock's time from the same round trip if asked for."""
+        name = self.name("h", key)
+        if not timed or self._clock is not None or isinstance(self.client, redis.RedisCluster):
+            return tuple(self.client.hmget(name, "v", "head", "journal")), None
+        pipe = self.client.pipeline(transaction=False)
+        pipe.hmget(name, "v", "head", "journal")
+        pipe.time()
+        fields, now = pipe.execute()
+        return tuple(fields), _ms(now)
 
     @property
     def tests_clock(self) -> bool:
@@ -248,27 +298,31 @@ class RedisStore(CheckpointStore):
         return self._known.get(key)
 
     def remember(self, key: str, known: _Known | None) -> None:
-        self._known.pop(key, None)
-        if known is not None and known.head.state is State.CLAIMED:
-            self._known[key] = known
-            if len(self._known) > 4096:
-                self._known.pop(next(iter(self._known)))
+        with self._known_lock:
+            self._known.pop(key, None)
+            if known is not None and known.head.state is State.CLAIMED:
+                self._known[key] = known
+                if len(self._known) > 4096:
+                    self._known.pop(next(iter(self._known)))
 
     def forget(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self._known.pop(key, None)
+        with self._known_lock:
+            for key in keys:
+                self._known.pop(key, None)
 
 
 class _Known:
-    """A record's head and journal at a version, with the difference of the server's clock to ours, in ms."""
+    """A record's head and journal at a version, with the difference of the server's clock to ours in ms, and when
+    that was measured."""
 
-    __slots__ = ("head", "journal", "skew", "version")
+    __slots__ = ("head", "journal", "measured", "skew", "version")
 
-    def __init__(self, version: bytes, head: Head, journal: bytes | None, skew: int) -> None:
+    def __init__(self, version: bytes, head: Head, journal: bytes | None, skew: int, measured: int) -> None:
         self.version = version
         self.head = head
         self.journal = journal
         self.skew = skew
+        self.measured = measured
 
 
 class _Transaction:
@@ -280,13 +334,16 @@ class _Transaction:
         self._fresh = fresh
         self._now: int | None = None
         self._skew = 0
+        self._measured = 0
         self._versions: dict[str, bytes] = {}
         self._stored: dict[str, Head] = {}
         self._heads: dict[str, Head | None] = {}
         self._journals: dict[str, bytes | None] = {}
+        self._signals: dict[str, dict[str, tuple[Signal, bool]]] = {}
         self._changed: set[str] = set()
         self._commands: list[list[Any]] = []
         self._loose: list[list[Any]] = []
+        self._after: list[list[Any]] = []
         self.stale: set[str] = set()
         """Keys whose heads came from memory."""
         self.wrote = False
@@ -298,7 +355,7 @@ class _Transaction:
         if self._now is None:
             before = _steady()
             self._now = self._store.now()
-            self._skew = self._now - before
+            self._skew, self._measured = self._now - before, before
         return self._now
 
     def head(self, key: str) -> Head | None:
@@ -307,10 +364,13 @@ class _Transaction:
         known = None if self._fresh else self._store.known(key)
         if known is not None:
             self.stale.add(key)
-            if self._now is None and not self._store.tests_clock:
-                self._now, self._skew = _steady() + known.skew, known.skew
+            if self._now is None and not self._store.tests_clock and _steady() - known.measured < _TRUST_MS:
+                self._now, self._skew, self._measured = _steady() + known.skew, known.skew, known.measured
             return self._keep(key, known.version, known.head, known.journal)
-        version, head, journal = self._store.client.hmget(self._store.name("h", key), "v", "head", "journal")
+        before = _steady()
+        (version, head, journal), now = self._store.record(key, timed=self._now is None)
+        if now is not None:
+            self._now, self._skew, self._measured = now, now - before, before
         return self._keep(key, version or b"", None if head is None else unpack_head(head, f"key {key!r}"), journal)
 
     def _keep(self, key: str, version: bytes, head: Head | None, journal: bytes | None) -> Head | None:
@@ -339,7 +399,11 @@ class _Transaction:
         assert head is not None
         names = [self._store.name(kind, key) for kind in "hebsx"]
         self._commands.append(["DEL", *names])
+        if head.root_key != key:
+            self._after.append(["DEL", f"{self._store.prefix}:tree:{key}"])
+            self._store._trees.pop(key, None)
         self._commands.append(["ZREM", self._name("runs", head), key])
+        self._commands.append(["ZREM", self._name("held", head), key])
         if head.queue is not None:
             self._commands.append(["ZREM", self._name(f"due:{head.queue}", head), key])
         self._heads[key] = None
@@ -374,12 +438,13 @@ class _Transaction:
         self._changed.add(key)
 
     def _all_signals(self, key: str) -> dict[str, tuple[Signal, bool]]:
-        stored = self._store.client.hgetall(self._store.name("s", key))
-        found = {}
-        for signal_id, body in stored.items():
-            kind, content, seq, at, read = msgpack.unpackb(body)
-            found[signal_id.decode()] = (Signal(signal_id.decode(), kind, content, seq, at), read)
-        return found
+        if key not in self._signals:
+            stored = self._store.client.hgetall(self._store.name("s", key))
+            found = self._signals[key] = {}
+            for signal_id, body in stored.items():
+                kind, content, seq, at, read = msgpack.unpackb(body)
+                found[signal_id.decode()] = (Signal(signal_id.decode(), kind, content, seq, at), read)
+        return self._signals[key]
 
     def signals(self, key: str) -> list[Signal]:
         unread = [signal for signal, read in self._all_signals(key).values() if not read]
@@ -390,16 +455,18 @@ class _Transaction:
         return found[0] if found else None
 
     def add_signal(self, key: str, signal: Signal) -> Signal:
-        stored = replace(signal, seq=time.time_ns(), at=self.now)
+        last = max((known.seq for known, _ in self._all_signals(key).values()), default=0)
+        stored = replace(signal, seq=last + 1, at=self.now)
         self._put_signal(key, stored, read=False)
         return stored
 
     def _put_signal(self, key: str, signal: Signal, *, read: bool) -> None:
+        self._all_signals(key)[signal.id] = (signal, read)
         body = msgpack.packb([signal.kind, signal.body, signal.seq, signal.at, read])
         self._commands.append(["HSET", self._store.name("s", key), signal.id, body])
 
     def consume(self, key: str, ids: Iterable[str], keep: int) -> None:
-        stored = self._all_signals(key)
+        stored = dict(self._all_signals(key))
         taken = [stored[name][0] for name in ids if name in stored]
         for signal in taken:
             self._put_signal(key, signal, read=True)
@@ -420,15 +487,17 @@ class _Transaction:
         for name in names:
             pipe.zrange(name, "-inf", self.now, byscore=True, offset=0, num=limit, withscores=True)
         found = [(due, key.decode()) for part in pipe.execute() for key, due in part]
-        heads = [self._store_head(key) for _, key in sorted(found)[:limit]]
-        return [head for head in heads if head is not None]
+        return self._read_heads([key for _, key in sorted(found)[:limit]])
 
     def find(self, filter_: Filter) -> list[Head]:
         latest = "+inf" if filter_.before is None else f"({filter_.before}"
         pipe = self._store.client.pipeline(transaction=False)
         everywhere = range(BUCKETS) if filter_.root_key is None else [bucket_of(filter_.root_key)]
+        index = "held" if filter_.states == frozenset({State.CLAIMED}) or filter_.host else "runs"
         for bucket in everywhere:
-            pipe.zrange(f"{self._store.bucket(bucket)}:runs", latest, "-inf", byscore=True, desc=True, withscores=True)
+            pipe.zrange(
+                f"{self._store.bucket(bucket)}:{index}", latest, "-inf", byscore=True, desc=True, withscores=True
+            )
         keys = sorted(((at, key.decode()) for part in pipe.execute() for key, at in part), reverse=True)
         found: list[Head] = []
         for start in range(0, len(keys), 500):
@@ -447,9 +516,6 @@ class _Transaction:
             if body is not None
         ]
 
-    def _store_head(self, key: str) -> Head | None:
-        return next(iter(self._read_heads([key])), None)
-
     def presences(self) -> list[Presence]:
         stored = self._store.client.hvals(f"{self._store.prefix}:workers")
         return [Presence(w[0], tuple(w[1]), *w[2:]) for w in map(msgpack.unpackb, stored)]
@@ -457,7 +523,7 @@ class _Transaction:
     def show(self, presence: Presence) -> None:
         body = msgpack.packb([presence.id, list(presence.queues), presence.free, presence.wake, self.now])
         self._loose.append(["HSET", f"{self._store.prefix}:workers", presence.id, body])
-        gone = [p.id for p in self.presences() if p.seen_at < self.now - 86_400_000]
+        gone = [p.id for p in self.presences() if p.seen_at < self.now - 3_600_000]
         if gone:
             self._loose.append(["HDEL", f"{self._store.prefix}:workers", *gone])
 
@@ -487,15 +553,17 @@ class _Transaction:
         arguments: list[Any] = [self._versions[key] for key in keys]
         for command in commands:
             arguments += [len(command), *command]
+        arguments.append(self._store.channel)
         if not script(keys=[self._store.name("h", key) for key in keys], args=arguments, client=client):
             self._store.forget(keys)
             raise _LostRace
         self.wrote = True
+        for command in self._after:
+            client.execute_command(*command)
         for key in self._changed:
             head = self._heads[key]
-            version = _next(self._versions[key])
-            self._store.remember(key, None if head is None else _Known(version, head, self._journals[key], self._skew))
-        client.publish(f"{self._store.prefix}:changed", "")
+            known = head and _Known(_next(self._versions[key]), head, self._journals[key], self._skew, self._measured)
+            self._store.remember(key, known)
 
     def _head_commands(self, key: str) -> list[list[Any]]:
         head = self._heads[key]
@@ -504,6 +572,10 @@ class _Transaction:
         commands: list[list[Any]] = [["HSET", name, "v", _next(self._versions[key]), "head", pack_head(head)]]
         commands.append(["HDEL", name, "journal"] if journal is None else ["HSET", name, "journal", journal])
         before = self._stored.get(key)
+        was_held, held = before is not None and before.state is State.CLAIMED, head.state is State.CLAIMED
+        if held != was_held:
+            index = self._name("held", head)
+            commands.append(["ZADD", index, head.created_at, key] if held else ["ZREM", index, key])
         if head.queue is not None and (before is None or before.due != head.due):
             queue = self._name(f"due:{head.queue}", head)
             commands.append(["ZREM", queue, key] if head.due is None else ["ZADD", queue, head.due, key])
@@ -520,6 +592,11 @@ def bucket_of(root_key: str) -> int:
 
 def _next(version: bytes) -> bytes:
     return str(int(version or b"0") + 1).encode()
+
+
+def _ms(time_: Any) -> int:
+    seconds, micros = time_
+    return int(seconds) * 1000 + int(micros) // 1000
 
 
 def _steady() -> int:
@@ -539,8 +616,8 @@ class _RedisLive:
                 pipe.xadd(self._store.name("x", key), {"b": body}, maxlen=_LIVE_CAP, approximate=True)
             for key in {key for key, _ in items}:
                 pipe.expire(self._store.name("x", key), _LIVE_SECONDS)
-            pipe.publish(f"{self._store.prefix}:changed", "")
             pipe.execute()
+            self._store.client.publish(self._store.channel, "")
         except redis.RedisError:
             return
 
@@ -563,10 +640,10 @@ class _RedisLive:
 
     def last(self) -> Cursor:
         try:
-            seconds, micros = self._store.client.time()
+            now = _ms(self._store._time(self._store.client))
         except redis.RedisError:
             return {}
-        return {"": f"{int(seconds) * 1000 + int(micros) // 1000 - 1}-0"}
+        return {"": f"{now - 1}-0"}
 
 
 class _RedisPoller(Poller):

@@ -349,15 +349,20 @@ def _create(tx: Transaction, run: NewRun) -> Head:
         existing = tx.head(run.key)
         if existing is not None and existing.run_id == run.run_id:
             return existing
-        raise CheckpointError(
-            "checkpoint_already_exists",
-            f"a run with the key {run.key!r} exists; use another key, or resume_policy='resume_if_present' to attach",
-        )
+        raise already_exists(run.key)
     tx.add_definition(run.definition, run.definition_body)
     tx.append(run.key, _numbered(0, run.log, run.events))
     if run.blobs:
         tx.set_blobs(run.key, run.blobs)
     return head
+
+
+def already_exists(key: str) -> CheckpointError:
+    """The error of a `create` whose key another run holds."""
+    return CheckpointError(
+        "checkpoint_already_exists",
+        f"a run with the key {key!r} exists; use another key, or resume_policy='resume_if_present' to attach",
+    )
 
 
 def _snapshot(tx: Transaction, head: Head, seen: Seen, before: int | None = None) -> Snapshot:

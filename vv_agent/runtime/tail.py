@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from vv_agent.checkpoint.record import Head, Seen, State
+from vv_agent.checkpoint.record import Entry, Head, Seen, State
 from vv_agent.checkpoint.store import CheckpointStore, Cursor
 from vv_agent.errors import LASTING_FAULTS, CannotServe, CheckpointError, StoreError, VVAgentError
 from vv_agent.events import RunEvent, make_event
@@ -142,9 +142,10 @@ class Tailer:
             try:
                 everything = version != read or time.monotonic() >= next_look
                 live = self._read_live(runs)
+                look = _Look(self._store)
                 for run in runs:
                     if everything or run.behind or run.waiting or run.key in live:
-                        self._look(run, live.get(run.key, []))
+                        self._look(run, look, live.get(run.key, []))
                 if everything:
                     read, next_look = version, time.monotonic() + self._LOOK
                 version = self._store.wait(version, self._INTERVAL)
@@ -156,10 +157,10 @@ class Tailer:
                 read = -1
                 time.sleep(self._LOOK)
 
-    def _look(self, run: Followed, live: list[bytes]) -> None:
+    def _look(self, run: Followed, look: _Look, live: list[bytes]) -> None:
         """Read one run. What makes it unreadable ends the following of this one only."""
         try:
-            if self._round(run, live):
+            if self._round(run, look, live):
                 self.unfollow(run)
         except StoreError as error:
             if error.code not in LASTING_FAULTS:
@@ -186,25 +187,44 @@ class Tailer:
             found.setdefault(key, []).append(body)
         return found
 
-    def _round(self, run: Followed, live: list[bytes]) -> bool:
+    def _round(self, run: Followed, look: _Look, live: list[bytes]) -> bool:
         """Read what is new of a run; True when it is over."""
-        snapshot = self._store.load(run.key, Seen(entries=1 << 24, revision=run.revision))
-        run_id = snapshot.head.run_id if snapshot is not None else None
-        if snapshot is None or run_id != (run.run_id or run_id):
+        head = look.head(run.key, run.revision)
+        if head is None or head.run_id != (run.run_id or head.run_id):
             run.over(CheckpointError("checkpoint_not_found", f"run {run.key!r} was deleted while it was followed"))
             return True
-        run.run_id, run.revision = run_id, snapshot.head.revision
-        entries = self._store.entries(run.key, run.after) if snapshot.head.entry_n > run.after else ()
+        run.run_id, run.revision = head.run_id, head.revision
+        entries = look.entries(run.key, run.after) if head.entry_n > run.after else ()
         durable = [event for entry in entries for event in run.reader.feed(entry)]
         if entries:
             run.after = entries[-1].seq
         run.show(durable, [event for body in live for event in run.reader.decode(body)])
-        caught_up = run.after >= snapshot.head.entry_n
+        caught_up = run.after >= head.entry_n
         run.live, run.behind = run.live or caught_up, not caught_up
-        if caught_up and not run.waiting and rests(snapshot.head):
-            run.over(snapshot.head)
+        if caught_up and not run.waiting and rests(head):
+            run.over(head)
             return True
         return False
+
+
+class _Look:
+    """One look at the store: readers of the same run share what it read."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+        self._heads: dict[str, Head | None] = {}
+        self._entries: dict[tuple[str, int], tuple[Entry, ...]] = {}
+
+    def head(self, key: str, revision: int) -> Head | None:
+        if key not in self._heads:
+            snapshot = self._store.load(key, Seen(entries=1 << 24, revision=revision))
+            self._heads[key] = snapshot.head if snapshot else None
+        return self._heads[key]
+
+    def entries(self, key: str, after: int) -> tuple[Entry, ...]:
+        if (key, after) not in self._entries:
+            self._entries[key, after] = self._store.entries(key, after)
+        return self._entries[key, after]
 
 
 def rests(head: Head) -> bool:

@@ -10,7 +10,7 @@ import sys
 
 from vv_agent.checkpoint.store import open_store
 from vv_agent.errors import VVAgentError
-from vv_agent.runtime.owner import process_host
+from vv_agent.runtime.owner import is_dead, process_host
 from vv_agent.settings import Settings, read_settings
 
 _FRESH_MS = 15_000
@@ -20,11 +20,16 @@ def check(settings: Settings) -> str | None:
     """What is wrong, None if nothing is. Raises what opening the store raises."""
     store = open_store(settings.store, create=False)
     try:
-        here = f"@{process_host()}"
-        workers = [p for p in store.presences(_FRESH_MS) if p.id.endswith(here) and p.queues]
+        workers = [p for p in store.presences(_FRESH_MS) if p.queues and _lives_here(p.id)]
         return None if workers else f"no worker of this host showed itself in the last {_FRESH_MS // 1000} seconds"
     finally:
         store.close()
+
+
+def _lives_here(worker: str) -> bool:
+    """Whether a worker (`pid-random@owner`) is a process of this host that still exists."""
+    owner = worker.partition("@")[2]
+    return owner.startswith(f"{process_host()}/") and not is_dead(owner)
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.dispatch.base import CycleDispatcher
 from vv_agent.errors import StoreError
 from vv_agent.runtime.advance import Advanced, advance
-from vv_agent.runtime.owner import is_dead, process_host
+from vv_agent.runtime.owner import is_dead, process_host, process_owner
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.settings import Settings
 
@@ -54,7 +54,7 @@ class Station:
         self.stopping = threading.Event()
         self._wake = wake
         self._on_free = on_free
-        self._id = f"{os.getpid()}-{os.urandom(4).hex()}@{process_host()}"
+        self._id = f"{os.getpid()}-{os.urandom(4).hex()}@{process_owner()}"
         self._active = 0
         self._changed = threading.Condition()
         self._swept = 0.0
