@@ -29,7 +29,7 @@ FRONT_DOOR = len(LAYERS)
 HOMES = {
     "celery": ("dispatch.celery", "workers"),
     "redis": ("*.redis",),
-    "sqlalchemy": ("checkpoint.sql",),
+    "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql"),
     "boto3": ("workspace.s3",),
     "botocore": ("workspace.s3",),
     "httpx": ("llm.openai_compatible",),

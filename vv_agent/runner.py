@@ -43,6 +43,7 @@ from vv_agent.runtime.transcript import Transcript, clean, log_entry, message_it
 from vv_agent.settings import Settings, read_settings
 
 if TYPE_CHECKING:
+    from vv_agent.dispatch.distributed import DistributedBackend
     from vv_agent.dispatch.threaded import ThreadBackend
 
 T = TypeVar("T")
@@ -192,6 +193,24 @@ class Runner:
         followed; any other one is advanced here, rebuilt from its stored definition. A finished run gives its result
         again.
         """
+        return self._resume(state, input, store, in_caller=True).result()
+
+    @on_class_too
+    def start_resume(
+        self,
+        state: RunState | str,
+        *,
+        input: str | None = None,  # noqa: A002
+        store: CheckpointStore | None = None,
+    ) -> RunHandle:
+        """`resume` in the background; the handle gives the events from here on, and the result."""
+        return self._resume(state, input, store, in_caller=False)
+
+    # Details.
+
+    def _resume(
+        self, state: RunState | str, text: str | None, store: CheckpointStore | None, *, in_caller: bool
+    ) -> RunHandle:
         key = state if isinstance(state, str) else state.result.checkpoint_key
         if key is None:
             raise ConfigError(
@@ -200,14 +219,21 @@ class Runner:
         home = store or self._store_of_settings()
         snapshot = _existing(home, validate_key(key))
         engine = process.engine_for(home, self._read_settings())
-        if snapshot.head.state is State.ENDED and input is None:
-            return read_result(engine, key, ())
-        if snapshot.journal:
-            _check_journal(home, key)
-        _wake(home, snapshot, input)
         feed = EventFeed()
         handle = RunHandle(engine, key, snapshot.head.run_id, feed)
-        if not _served(home, snapshot.head):
+        if snapshot.head.state is State.ENDED and text is None:
+            handle.finish(lambda: read_result(engine, key, ()))
+            return handle
+        if snapshot.journal:
+            _check_journal(home, key)
+        _wake(home, snapshot, text)
+        if _served(home, snapshot.head):  # should its workers be gone in truth, this process helps itself
+            _follow(engine, handle, feed, Body.unpack(snapshot.head.body, key))
+            recipe = CycleRecipe.of(_existing(home, key).head, home.id)
+            distributed_backend(home, self._read_settings()).drive(engine, recipe)
+            return handle
+
+        def work() -> RunResult:
             engine.listen(key, feed)
             try:
                 current = _existing(home, key).head
@@ -216,10 +242,12 @@ class Runner:
             finally:
                 engine.unlisten(key)
             return read_result(engine, key, tuple(feed.events))
-        _follow(engine, handle, feed, Body.unpack(snapshot.head.body, key))
-        return handle.result()
 
-    # Details.
+        if in_caller:
+            handle.finish(work)
+        else:
+            _in_background(lambda: handle.finish(work))
+        return handle
 
     def _prepare(self, agent: Agent, text: str, run_config: RunConfig | None, *, live: bool = False) -> _Start:
         """Compile, and create the record or find the one to go on with."""
@@ -328,8 +356,7 @@ class _Start:
         elif in_caller:
             self._drive()
         else:
-            context = contextvars.copy_context()
-            threading.Thread(target=lambda: context.run(self._drive), name="vv-run", daemon=True).start()
+            _in_background(self._drive)
 
     def _drive(self) -> None:
         key, engine = self._run.key, self.engine
@@ -349,6 +376,12 @@ class _Start:
             engine.programs.unbind(key)
             if not self._run.body.checkpointed:
                 _forget(engine, key)
+
+
+def _in_background(work: Callable[[], None]) -> None:
+    """Do work in a thread of its own, in the caller's context."""
+    context = contextvars.copy_context()
+    threading.Thread(target=lambda: context.run(work), name="vv-run", daemon=True).start()
 
 
 class _Feed(EventFeed):
@@ -399,6 +432,11 @@ def _backend(mode: ExecutionMode, store: CheckpointStore, settings: Settings) ->
         if not _threads:
             _threads.append(ThreadBackend(min(settings.concurrency, 32)))
         return _threads[0]
+    return distributed_backend(store, settings)
+
+
+def distributed_backend(store: CheckpointStore, settings: Settings, *, fallback: bool = True) -> DistributedBackend:
+    """The backend of the settings: workers carry runs on. Without `fallback` a run waits until there is one."""
     from vv_agent.dispatch.distributed import DistributedBackend
     from vv_agent.dispatch.store import StoreDispatcher
 
@@ -406,7 +444,7 @@ def _backend(mode: ExecutionMode, store: CheckpointStore, settings: Settings) ->
         raise ConfigError(
             "broker_unavailable", "VV_AGENT_BROKER is set, but this version dispatches through the store only; unset it"
         )
-    return DistributedBackend(StoreDispatcher(store))
+    return DistributedBackend(StoreDispatcher(store), fallback=fallback)
 
 
 def _new_run(

@@ -28,7 +28,6 @@ WHOLE_FILES = {
         ("control", "tracing", "runner_trace.jsonl runner_trace_spans.json"),
         ("cluster", "queue messages and the driver of a distributed run", "distributed_run_driver.json"),
         ("cluster", "queue messages and the driver of a distributed run", "distributed_run_envelope.json"),
-        ("command line", "the commands", "cli_contract.json"),
         ("memory", "memory, prompt and history", "memory_lifecycle.json memory_local.json prompt_bundle.json"),
         ("memory", "memory, prompt and history", "assistant_reasoning_history.json"),
         ("app server", "the App Server", "app_server_observable.json"),

@@ -106,6 +106,12 @@ class LeaseKeeper:
             self._start()
         return hold
 
+    @property
+    def busy(self) -> bool:
+        """Whether this process holds a claim."""
+        with self._changed:
+            return bool(self._holds)
+
     def release(self, hold: Hold) -> None:
         with self._changed:
             if self._holds.get(hold.claim.key) is hold:
