@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -56,7 +58,26 @@ def engine_for(store: CheckpointStore, settings: Settings) -> Engine:
         engine = _engines.get(store)
         if engine is None or engine.pid != os.getpid():
             engine = _engines[store] = make_engine(store, settings)
+            atexit.unregister(_leave)
+            atexit.register(_leave)
         return engine
+
+
+_READERS = frozenset({"vv-run", "vv-tail", "vv-fallback"})
+_LEAVE_SECONDS = 1.0
+
+
+def _leave() -> None:
+    """At the end of the process: runs under way here are given back, and the threads that work on a store end by
+    themselves. Killed by the interpreter inside a driver, one of them may abort the process."""
+    for engine in list(_engines.values()):
+        engine.stop()
+    for tailer in list(_tailers.values()):
+        tailer.close()
+    end = time.monotonic() + _LEAVE_SECONDS
+    for thread in threading.enumerate():
+        if thread.name in _READERS:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def tailer_for(store: CheckpointStore) -> Tailer:

@@ -80,7 +80,7 @@ def test_ctrl_c_twice_leaves_at_once(shell: Shell) -> None:
 
 def test_ctrl_c_leaves_a_run_of_workers_to_them(shell: Shell) -> None:
     with shell.start("worker"):
-        shell.until(lambda: (shell.folder / ".vv-agent/runs.db").exists(), "the worker is there")
+        shell.until((shell.folder / ".vv-agent/runs.db").exists, "the worker is there")
         with shell.terminal(*task("slow", "--distributed", "--checkpoint-key", "k")) as terminal:
             terminal.expect("3 4 5")
             terminal.interrupt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -34,7 +35,10 @@ def main() -> None:
             f"unexpected {type(error).__name__}: {error}; please report this with the command you gave, and what "
             "`vv-agent doctor` says"
         )
-    sys.exit(code)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)  # threads that still follow a run need no farewell, and the shell does not wait for one
 
 
 def _run(argv: Sequence[str]) -> int:

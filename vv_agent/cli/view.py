@@ -43,6 +43,8 @@ class View:
     """Workers of its queue are there."""
     holder_alive: bool
     """The process that has it may still live."""
+    holder: str | None
+    """That process, in words."""
     unread: int
 
     @property
@@ -139,13 +141,19 @@ def read_view(store: CheckpointStore, key: str) -> View:
     result = agent_result(head, body, transcript, {})
     definition = RunDefinition.decode(store.definition(head.definition))
     held = head.state is State.CLAIMED and head.lease_until > snapshot.now
+    gone = is_dead(head.owner or "")
     return View(
         head=head, now=snapshot.now, agent=body.agent,
         model=f"{definition.model.backend}/{definition.model.model_id}", question=result.wait_reason,
         observation=body.observation, operation=_operation(transcript, body.observation), answer=result.final_answer,
         error=result.error, error_code=result.error_code, tokens=result.token_usage.total_tokens,
-        served=served(store, head), holder_alive=held and not is_dead(head.owner or ""), unread=len(snapshot.signals),
+        served=served(store, head), holder_alive=held and not gone, unread=len(snapshot.signals),
+        holder=_holder(head.owner, gone) if head.state is State.CLAIMED and head.owner else None,
     )  # fmt: skip
+
+
+def _holder(owner: str, gone: bool) -> str:
+    return f"process {owner.split('/')[1]}{', which is gone' if gone else ''}" if "/" in owner else owner
 
 
 def served(store: CheckpointStore, head: Head) -> bool:
@@ -247,7 +255,7 @@ def lines(view: View) -> list[tuple[str, str]]:
         ("cycle", f"{head.cycle}, attempt {head.attempt}"),
         ("created", f"{iso_ms(head.created_at)}, {ago(view.now - head.created_at)} ago"),
         ("updated", f"{iso_ms(head.updated_at)}, {ago(view.now - head.updated_at)} ago"),
-        ("held by", (head.owner or "") if head.state is State.CLAIMED else ""),
+        ("held by", view.holder or ""),
         ("tokens", "" if view.tokens is None else str(view.tokens)),
         ("question", view.question or ""),
         ("about", _about(view)),

@@ -114,6 +114,11 @@ class Tailer:
         with self._changed:
             self._followed.pop(id(followed), None)
 
+    def close(self) -> None:
+        """Follow nothing any more; readers are not told, the process ends."""
+        with self._changed:
+            self._followed.clear()
+
     def _run(self) -> None:
         version = 0
         while True:
