@@ -29,7 +29,7 @@ asking_models = ScriptedProvider(["Which colour?\x1b[31m", call("task_finish", {
 rocket = Agent(name="rocket", instructions="Launch.", tools=[launch], no_tool_policy=NoToolPolicy.FINISH)
 rocket_models = ScriptedProvider([call("launch", {"pad": "A"}), "Done."])
 looking = Agent(name="looking", instructions="Look.", tools=[look], no_tool_policy=NoToolPolicy.FINISH)
-looking_models = ScriptedProvider([call("look", {"seconds": 1.0}), call("look", {"seconds": 1.0}), "Nothing there."])
+looking_models = ScriptedProvider([call("look", {"seconds": 3.0}), call("look", {"seconds": 3.0}), "Nothing there."])
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_openai import FakeOpenAI
-from tests.shell import ROOT, Done, Shell
+from tests.shell import ROOT, Done, Running, Shell
 from vv_agent.checkpoint.record import Claimed, NewRun
 from vv_agent.checkpoint.store import open_store
 from vv_agent.checkpoint.transitions import MAX_RECOVERIES
@@ -21,7 +21,7 @@ from vv_agent.checkpoint.transitions import MAX_RECOVERIES
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    return Shell(tmp_path, VV_AGENT_IMPORTS="tests.cli_jobs", VV_AGENT_LEASE_SECONDS="2")
+    return Shell(tmp_path, VV_AGENT_IMPORTS="tests.cli_jobs", VV_AGENT_LEASE_SECONDS="3")
 
 
 def job(shell: Shell, *words: str, **environment: str) -> int:
@@ -235,6 +235,30 @@ def test_resume_goes_on_when_the_worker_that_seemed_there_is_dead(shell: Shell) 
     assert done.returncode == 0, done
     assert "no worker of queue 'vv-agent' is running; working on 'look' in this process" in done.stderr
     assert "answer   Nothing there." in done.stdout
+
+
+def test_resume_without_the_code_of_the_run_says_what_is_lacking(shell: Shell) -> None:
+    assert job(shell, "rocket", "fly", VV_AGENT_CRASH="model:before") == -signal.SIGKILL
+    says(
+        shell("resume", "fly", VV_AGENT_IMPORTS=""), 1,
+        "run_incompatible: run 'fly' cannot go on here", "add 'tests.cli_jobs' to VV_AGENT_IMPORTS if you trust it",
+    )  # fmt: skip
+    assert shell("resume", "fly").returncode == 0
+
+
+def test_a_run_that_another_process_has_is_not_taken_from_it(shell: Shell) -> None:
+    command = [sys.executable, "-m", "tests.cli_jobs", "looking", "look"]
+    with Running(command, shell.folder, shell.env) as running:
+        shell.until(lambda: '"owner": "' in shell("runs", "list", "--json").stdout, "the run is under way")
+        says(shell("resume", "look"), 1, "checkpoint_claim_active: run 'look' is being advanced by another process")
+        shown = shell("runs", "show", "look")
+        assert "a process works on it; watch it:\n    vv-agent runs watch look\n" in shown.stdout
+        cancelled = shell("runs", "cancel", "look")
+        assert cancelled.stdout == (
+            "look: the cancel is posted; it goes on by itself. Watch it: vv-agent runs watch look\n"
+        )
+        assert shell("runs", "watch", "look").returncode == 1
+        running.finish()
 
 
 # Lists, events, errors.
