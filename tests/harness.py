@@ -22,6 +22,7 @@ from tests.spawner import Spawner, Started
 from vv_agent import NoToolPolicy, RunConfig, Runner
 from vv_agent.checkpoint.record import Head, Seen
 from vv_agent.checkpoint.store import CheckpointStore, open_store
+from vv_agent.dispatch.celery import CeleryDispatcher
 from vv_agent.dispatch.distributed import DistributedBackend
 from vv_agent.dispatch.store import StoreDispatcher
 from vv_agent.run_handle import RunHandle
@@ -43,8 +44,9 @@ def until(condition: Callable[[], T], what: str, timeout: float = 30.0, every: f
 class World:
     """A store, the recorder, and the processes of one test. Everything is gone afterwards."""
 
-    def __init__(self, spawner: Spawner, folder: Path, url: str) -> None:
+    def __init__(self, spawner: Spawner, folder: Path, url: str, broker: str | None = None) -> None:
         self.folder = folder
+        self.broker = broker
         self.url = url
         self.store: CheckpointStore = open_store(url)
         self.workspace = folder / "work"
@@ -63,6 +65,8 @@ class World:
             **os.environ, effects.SOCKET: socket, "VV_AGENT_STORE": url, "VV_AGENT_IMPORTS": "tests.jobs",
             "VV_AGENT_QUEUE": QUEUE, "VV_AGENT_LEASE_SECONDS": "2",
         }  # fmt: skip
+        if broker:
+            self.env["VV_AGENT_BROKER"] = broker
         os.environ[effects.SOCKET] = socket
 
     # Processes.
@@ -85,11 +89,22 @@ class World:
             until(lambda: any(p.id.startswith(f"{worker.pid}-") for p in self.store.presences()), "the worker is there")
         return worker
 
+    def celery(self, *options: str, pool: str = "threads", ready: bool = False, **env: str) -> Started:
+        """`celery -A vv_agent.workers worker`."""
+        before = {p.id for p in self.store.presences()}
+        argv = ("-A", "vv_agent.workers", "worker", "-l", "INFO", *options)
+        worker = self.start("celery.__main__:main", *argv, VV_AGENT_POOL=pool, C_FORCE_ROOT="1", **env)
+        if ready:
+            until(lambda: {p.id for p in self.store.presences() if p.queues} - before, "the worker is there")
+            until(lambda: " ready." in worker.said(), "the worker reached its broker")
+        return worker
+
     # Runs.
 
     def submit(self, key: str, text: str, policy: NoToolPolicy = NoToolPolicy.FINISH, **config: Any) -> RunHandle:
         """Start a distributed run that only workers advance."""
-        backend = DistributedBackend(StoreDispatcher(self.store), fallback=False)
+        dispatcher = CeleryDispatcher(self.broker) if self.broker else StoreDispatcher(self.store)
+        backend = DistributedBackend(dispatcher, fallback=False)
         return self.runner.start(
             agent(policy), text, run_config=RunConfig(checkpoint_key=key, execution_backend=backend, **config)
         )
@@ -104,7 +119,7 @@ class World:
     @property
     def runner(self) -> Runner:
         """A runner of this process on the world's store."""
-        settings = Settings(store=self.url, queue=QUEUE, imports=("tests.jobs",))
+        settings = Settings(store=self.url, broker=self.broker, queue=QUEUE, imports=("tests.jobs",))
         return Runner(model_provider=PROVIDER, workspace=self.workspace, settings=settings)
 
     def head(self, key: str) -> Head | None:
@@ -120,6 +135,14 @@ class World:
     def clear(self) -> None:
         """Forget the effects of a test before this one."""
         self._file.write_text("")
+
+    @property
+    def broker_client(self) -> Any:
+        """A client of the Redis that is the broker."""
+        import redis
+
+        assert self.broker is not None
+        return redis.Redis.from_url(self.broker)
 
     def close(self) -> None:
         for started in self._started:

@@ -18,7 +18,9 @@ from typing import Any
 _PRELOADED = (
     "tests.jobs", "vv_agent.cli.app", "vv_agent.cli.worker", "vv_agent.runner", "vv_agent.checkpoint.sql", "psycopg",
     "vv_agent.dispatch.distributed", "vv_agent.testing", "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql",
-    "vv_agent.tools.builtin",
+    "vv_agent.tools.builtin", "redis", "celery.bin.celery", "celery.bin.worker", "celery.apps.worker",
+    "celery.concurrency.prefork", "celery.concurrency.thread", "kombu.transport.redis", "vv_agent.checkpoint.redis",
+    "vv_agent.workers.celery",
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ FRONT_DOOR = len(LAYERS)
 
 HOMES = {
     "celery": ("dispatch.celery", "workers"),
+    "kombu": ("workers.transport",),
     "redis": ("*.redis",),
     "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql"),
     "boto3": ("workspace.s3",),

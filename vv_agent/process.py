@@ -13,6 +13,8 @@ from weakref import WeakKeyDictionary
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.record import Presence
 from vv_agent.checkpoint.store import CheckpointStore, open_store
+from vv_agent.dispatch.base import CycleDispatcher
+from vv_agent.dispatch.store import StoreDispatcher
 from vv_agent.llm.reference import ModelProvider
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.program import Programs
@@ -24,6 +26,7 @@ _stores: dict[tuple[int, str], CheckpointStore] = {}
 _engines: WeakKeyDictionary[CheckpointStore, Engine] = WeakKeyDictionary()
 _tailers: WeakKeyDictionary[CheckpointStore, Tailer] = WeakKeyDictionary()
 _memory: list[tuple[int, MemoryStore]] = []
+_brokers: dict[str, CycleDispatcher] = {}
 
 
 def store_at(url: str) -> CheckpointStore:
@@ -78,6 +81,18 @@ def _leave() -> None:
     for thread in threading.enumerate():
         if thread.name in _READERS:
             thread.join(max(0.0, end - time.monotonic()))
+
+
+def dispatcher_for(store: CheckpointStore, settings: Settings) -> CycleDispatcher:
+    """How workers are told of a run: through the broker of the settings, else through the store."""
+    if settings.broker is None:
+        return StoreDispatcher(store)
+    with _lock:
+        if settings.broker not in _brokers:
+            from vv_agent.dispatch.celery import CeleryDispatcher
+
+            _brokers[settings.broker] = CeleryDispatcher(settings.broker)
+        return _brokers[settings.broker]
 
 
 def tailer_for(store: CheckpointStore) -> Tailer:

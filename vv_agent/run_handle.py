@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from vv_agent.dispatch.base import CycleDispatcher
 from vv_agent.dispatch.distributed import settle
 from vv_agent.errors import CheckpointError
 from vv_agent.events import RunEvent
@@ -86,10 +87,11 @@ class RunHandle:
     `checkpoint_key` is the key of the record also for a run in memory; `run_id` that of the first segment.
     """
 
-    def __init__(self, engine: Engine, key: str, run_id: str, feed: EventFeed) -> None:
+    def __init__(self, engine: Engine, dispatcher: CycleDispatcher, key: str, run_id: str, feed: EventFeed) -> None:
         self.checkpoint_key = key
         self.run_id = run_id
         self._engine = engine
+        self._dispatcher = dispatcher
         self._feed = feed
         self._future: Future[RunResult] = Future()
         self._cancel = threading.Lock()
@@ -127,7 +129,7 @@ class RunHandle:
                 return False
             self._cancelled = True
         if not self._engine.keeper.poke(self.checkpoint_key):
-            settle(self._engine, posted.head)
+            settle(self._engine, self._dispatcher, posted.head)
         return True
 
     def state(self) -> RunHandleState:

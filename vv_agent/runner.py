@@ -20,9 +20,8 @@ from vv_agent.checkpoint.record import Head, NewRun, ParkReason, Seen, Snapshot,
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.config import ExecutionMode, RunConfig, effective_config
 from vv_agent.definition import RunDefinition
-from vv_agent.dispatch.base import Backend, drive
+from vv_agent.dispatch.base import Backend, CycleDispatcher, drive, hint
 from vv_agent.dispatch.inline import InlineBackend
-from vv_agent.dispatch.store import hint
 from vv_agent.errors import CannotServe, CheckpointError, ConfigError, VVAgentError
 from vv_agent.events import RunEvent
 from vv_agent.llm.reference import ModelProvider
@@ -44,7 +43,6 @@ from vv_agent.runtime.transcript import Transcript, clean, log_entry, message_it
 from vv_agent.settings import Settings, read_settings
 
 if TYPE_CHECKING:
-    from vv_agent.dispatch.distributed import DistributedBackend
     from vv_agent.dispatch.threaded import ThreadBackend
 
 T = TypeVar("T")
@@ -174,9 +172,9 @@ class Runner:
         """Follow a run by its key, whoever advances it. `checkpoint_not_found` if the store has none."""
         home = store or self._store_of_settings()
         snapshot = _existing(home, validate_key(key))
-        engine = process.engine_for(home, self._read_settings())
+        engine, dispatcher = self._means(home)
         feed = EventFeed()
-        handle = RunHandle(engine, key, snapshot.head.run_id, feed)
+        handle = RunHandle(engine, dispatcher, key, snapshot.head.run_id, feed)
         _follow(engine, handle, feed, Body.unpack(snapshot.head.body, key))
         return handle
 
@@ -219,19 +217,19 @@ class Runner:
             )
         home = store or self._store_of_settings()
         snapshot = _existing(home, validate_key(key))
-        engine = process.engine_for(home, self._read_settings())
+        engine, dispatcher = self._means(home)
         feed = EventFeed()
-        handle = RunHandle(engine, key, snapshot.head.run_id, feed)
+        handle = RunHandle(engine, dispatcher, key, snapshot.head.run_id, feed)
         if snapshot.head.state is State.ENDED and text is None:
             handle.finish(lambda: read_result(engine, key, ()))
             return handle
         if snapshot.journal:
             _check_journal(home, key)
-        _wake(home, snapshot, text)
+        _wake(home, dispatcher, snapshot, text)
         if _served(home, snapshot.head):  # should its workers be gone in truth, this process helps itself
             _follow(engine, handle, feed, Body.unpack(snapshot.head.body, key))
-            recipe = CycleRecipe.of(_existing(home, key).head, home.id)
-            distributed_backend(home, self._read_settings()).drive(engine, recipe)
+            workers = _backend(ExecutionMode.DISTRIBUTED, dispatcher, self._read_settings())
+            workers.drive(engine, CycleRecipe.of(_existing(home, key).head, home.id))
             return handle
 
         def work() -> RunResult:
@@ -267,12 +265,19 @@ class Runner:
             checkpoint=checkpoint, elsewhere=mode is ExecutionMode.DISTRIBUTED,
         )  # fmt: skip
         program = compile_run(layers, clean(text), run_id=run_id, workspace=self._workspace)
-        backend = backend_given or _backend(mode, store, settings)
-        queue = settings.queue if mode is ExecutionMode.DISTRIBUTED else None
-        new = _new_run(key, run_id, engine, program, queue=queue, checkpointed=checkpoint is not None, live=live)
+        dispatcher = getattr(backend_given, "dispatcher", None) or process.dispatcher_for(store, settings)
+        backend = backend_given or _backend(mode, dispatcher, settings)
+        queue = _queue(backend, settings)
+        hold = dispatcher.hold_ms if queue is not None else 0
+        new = _new_run(key, run_id, engine, program, queue, checkpointed=checkpoint is not None, live=live, hold=hold)
         policy = checkpoint.resume_policy if checkpoint else ResumePolicy.NEW
         admitted = _admit(engine, program, new, policy, may_attach=not backend.local)
-        return _Start(engine, backend, admitted, config)
+        return _Start(engine, backend, dispatcher, admitted, config)
+
+    def _means(self, store: CheckpointStore) -> tuple[Engine, CycleDispatcher]:
+        """What this process acts on runs of a store with."""
+        settings = self._read_settings()
+        return process.engine_for(store, settings), process.dispatcher_for(store, settings)
 
     def _read_settings(self) -> Settings:
         return self._settings or read_settings()
@@ -334,13 +339,15 @@ class _Admitted:
 class _Start:
     """A run that is about to begin."""
 
-    def __init__(self, engine: Engine, backend: Backend, admitted: _Admitted, config: RunConfig) -> None:
+    def __init__(
+        self, engine: Engine, backend: Backend, dispatcher: CycleDispatcher, admitted: _Admitted, config: RunConfig
+    ) -> None:
         self.engine = engine
         self.backend = backend
         self._run = admitted
         self._config = config
         self._feed = _Feed(config.stream)
-        self.handle = RunHandle(engine, admitted.key, admitted.run_id, self._feed)
+        self.handle = RunHandle(engine, dispatcher, admitted.key, admitted.run_id, self._feed)
 
     def begin(self, *, in_caller: bool = False) -> None:
         """Carry the run on: in the caller's thread, in one of our own, or by workers."""
@@ -355,6 +362,8 @@ class _Start:
             _follow(self.engine, self.handle, self._feed, self._run.body, then=lambda: programs.unbind(key))
             self.backend.drive(self.engine, self._run.recipe, resume=self._run.existed)
         elif in_caller:
+            unknown = not self._run.body.checkpointed and token is None
+            self.engine.leave_alone(self._run.key, unknown)
             self._drive()
         else:
             _in_background(self._drive)
@@ -374,6 +383,7 @@ class _Start:
             self.handle.finish(work)
         finally:
             engine.unlisten(key)
+            engine.leave_alone(key, False)
             engine.programs.unbind(key)
             if not self._run.body.checkpointed:
                 _forget(engine, key)
@@ -430,7 +440,14 @@ def _mode(config: RunConfig) -> tuple[ExecutionMode, Backend | None]:
     return mode, backend
 
 
-def _backend(mode: ExecutionMode, store: CheckpointStore, settings: Settings) -> Backend:
+def _queue(backend: Backend, settings: Settings) -> str | None:
+    """The queue of a new run; none when this process advances it."""
+    from vv_agent.dispatch.distributed import DistributedBackend
+
+    return (backend.queue or settings.queue) if isinstance(backend, DistributedBackend) else None
+
+
+def _backend(mode: ExecutionMode, dispatcher: CycleDispatcher, settings: Settings) -> Backend:
     if mode is ExecutionMode.INLINE:
         return InlineBackend()
     if mode is ExecutionMode.THREADED:
@@ -439,23 +456,21 @@ def _backend(mode: ExecutionMode, store: CheckpointStore, settings: Settings) ->
         if not _threads:
             _threads.append(ThreadBackend(min(settings.concurrency, 32)))
         return _threads[0]
-    return distributed_backend(store, settings)
-
-
-def distributed_backend(store: CheckpointStore, settings: Settings, *, fallback: bool = True) -> DistributedBackend:
-    """The backend of the settings: workers carry runs on. Without `fallback` a run waits until there is one."""
     from vv_agent.dispatch.distributed import DistributedBackend
-    from vv_agent.dispatch.store import StoreDispatcher
 
-    if settings.broker is not None:
-        raise ConfigError(
-            "broker_unavailable", "VV_AGENT_BROKER is set, but this version dispatches through the store only; unset it"
-        )
-    return DistributedBackend(StoreDispatcher(store), fallback=fallback)
+    return DistributedBackend(dispatcher)
 
 
 def _new_run(
-    key: str, run_id: str, engine: Engine, program: Program, *, queue: str | None, checkpointed: bool, live: bool
+    key: str,
+    run_id: str,
+    engine: Engine,
+    program: Program,
+    queue: str | None,
+    *,
+    checkpointed: bool,
+    live: bool,
+    hold: int,
 ) -> NewRun:
     """The record of a new run: the system prompt, what came before, and the input."""
     definition = program.definition
@@ -467,7 +482,7 @@ def _new_run(
     events = eventlog.event_entry(_origin(body), _first_events(body, key, engine))
     return NewRun(
         key=key, run_id=run_id, definition=definition.digest, definition_body=definition.encode(), body=body.pack(),
-        queue=queue, log=(log_entry(items),), events=(events,),
+        queue=queue, due_in=hold, log=(log_entry(items),), events=(events,),
         blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
     )  # fmt: skip
 
@@ -569,16 +584,16 @@ def _existing(store: CheckpointStore, key: str) -> Snapshot:
     return snapshot
 
 
-def _wake(store: CheckpointStore, snapshot: Snapshot, text: str | None) -> None:
+def _wake(store: CheckpointStore, dispatcher: CycleDispatcher, snapshot: Snapshot, text: str | None) -> None:
     """Post what makes a resting run go on."""
     head = snapshot.head
     waits = head.state is State.PARKED and head.reason is ParkReason.INPUT
     if text is not None:
         if not waits:
             raise ConfigError("run_not_waiting", f"run {head.key!r} is {head.status}, it waits for no input")
-        hint(store, store.post(head.key, answer_signal(f"answer_{head.revision}", text)).head)
+        hint(dispatcher, store.post(head.key, answer_signal(f"answer_{head.revision}", text)).head, store.id)
     elif rests(head) and head.state is not State.ENDED and not waits:
-        hint(store, store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}")).head)
+        hint(dispatcher, store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}")).head, store.id)
 
 
 def _served(store: CheckpointStore, head: Head) -> bool:

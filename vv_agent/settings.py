@@ -24,6 +24,8 @@ class Settings:
     pool: str = "threads"
     concurrency: int = 50
     lease_seconds: float = 30.0
+    visibility_seconds: float = 900.0
+    """After how long a Redis broker delivers a message again that nobody acknowledged."""
     local_settings: str | None = None
     crash: str | None = None
     """A named crash point of `vv_agent.testing`; only tests set it."""
@@ -64,9 +66,15 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         queue=text("QUEUE") or DEFAULT_QUEUE,
         imports=tuple(part.strip() for part in (text("IMPORTS") or "").split(",") if part.strip()),
         pool=pool,
-        concurrency=int(number("CONCURRENCY", 50, 1, 10_000)),
+        concurrency=int(number("CONCURRENCY", _concurrency(pool), 1, 10_000)),
         lease_seconds=number("LEASE_SECONDS", 30.0, 0.5, 3600.0),
+        visibility_seconds=number("VISIBILITY_SECONDS", 900.0, 1.0, 86_400.0),
         local_settings=text("LOCAL_SETTINGS"),
         crash=text("CRASH"),
         crash_file=text("CRASH_FILE"),
     )
+
+
+def _concurrency(pool: str) -> int:
+    """Cycles at once in a worker, if nothing is set: threads wait for models, processes cost memory each."""
+    return {"threads": 50, "solo": 1}.get(pool, os.cpu_count() or 2)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import Callable
 import pytest
-import Sequence
 
 from tests.contract.test_operation_journal import CASES, ENTRIES, FIXTURE, named
 from tests.contract.test_resume_events import Decides

@@ -122,29 +122,40 @@ def test_a_full_store_loses_nothing(sqlite: CheckpointStore, tmp_path: Path) -> 
 
 
 def _page_limit(store: Any, pages: int) -> Any:
-    """Set SQLite's page limit on every connection of the store's pool; returns how to lift it."""
+    """Set SQLite's page limit on every new connection of the store; returns how to lift it."""
     from sqlalchemy import event
 
-    def limit(connection: Any, record: Any, proxy: Any) -> None:
-        connection.execute(f"PRAGMA max_page_count={limit.pages}").fetchall()  # type: ignore[attr-defined]
+    limit = {"pages": pages}
 
-    limit.pages = pages  # type: ignore[attr-defined]
-    event.listen(store._engine, "checkout", limit)
+    def configure(connection: Any, record: Any) -> None:
+        connection.execute(f"PRAGMA max_page_count={limit['pages']}").fetchall()
+
+    event.listen(store._engine, "connect", configure)
+    _renew_connections(store)
 
     def lift() -> None:
-        limit.pages = 1 << 30  # type: ignore[attr-defined]
+        limit["pages"] = 1 << 30
+        _renew_connections(store)
 
     return lift
 
 
-@pytest.mark.parametrize("column", ["body", "state"])
-def test_a_corrupt_head_is_named_and_not_rewritten(column: str, sqlite: CheckpointStore, tmp_path: Path) -> None:
+def _renew_connections(store: Any) -> None:
+    store._connections.close()
+    store._engine.dispose()
+
+
+@pytest.mark.parametrize("damage", [b"\x01\xc1garbage", b"", b"\x90"])
+def test_a_corrupt_head_is_named_and_not_rewritten(damage: bytes, sqlite: CheckpointStore, tmp_path: Path) -> None:
     runner(workspace=tmp_path).run_sync(AGENT, "go", run_config=config(sqlite))
     with sqlite3.connect(tmp_path / "runs.db") as connection:
-        connection.execute(f"UPDATE vv_run SET {column} = ?", (b"\x01\xc1garbage" if column == "body" else "sleepy",))
+        connection.execute("UPDATE vv_run SET head = ?", (damage,))
     connection.close()
-    with pytest.raises(StoreError, match="store_corrupt: .*'k'.*(restore|cannot be read)"):
+    with pytest.raises(StoreError, match="store_corrupt: the record in row 1 cannot be read.*restore"):
         runner(workspace=tmp_path).resume("k", store=sqlite)
+    with sqlite3.connect(tmp_path / "runs.db") as connection:
+        assert connection.execute("SELECT head FROM vv_run").fetchall() == [(damage,)]
+    connection.close()
 
 
 def test_a_corrupt_log_entry_is_named(sqlite: CheckpointStore, tmp_path: Path) -> None:

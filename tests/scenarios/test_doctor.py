@@ -243,6 +243,22 @@ def test_a_broker_that_does_not_answer_is_a_problem(shell: Shell) -> None:
     found(shell("doctor", "--json", VV_AGENT_BROKER="redis://127.0.0.1:1/0"), "broker", "did not answer")
 
 
+def test_a_broker_of_another_kind_is_asked_too(shell: Shell) -> None:
+    done = shell("doctor", "--json", VV_AGENT_BROKER="amqp://ann:secret@127.0.0.1:1//")
+    found(done, "broker", "did not answer")
+    assert "secret" not in done.stdout
+
+
+def test_messages_that_come_again_too_soon_are_a_problem(shell: Shell) -> None:
+    with redis_server(*GOOD) as url:
+        early = shell("doctor", "--json", VV_AGENT_BROKER=url, VV_AGENT_VISIBILITY_SECONDS="20")
+        found(early, "visibility timeout", "20 s is not above the lease of 30 s")
+        done = shell("doctor", VV_AGENT_BROKER=url)
+    assert done.returncode == 0, done
+    for check in ("visibility timeout", "acknowledgement", "prefetch", "eviction"):
+        assert any(line.startswith("ok") and check in line for line in done.stdout.splitlines()), check
+
+
 def celery(**changes: Any) -> Any:
     good = {
         "broker_transport_options": {"visibility_timeout": 900}, "task_acks_late": True, "worker_prefetch_multiplier": 1

@@ -157,7 +157,7 @@ def cancel(key: str, *, reason: str | None, as_json: bool) -> int:
     with _store() as (store, settings):
         existing(store, key)
         posted = store.post(key, cancel_signal(f"cancel_{secrets.token_hex(8)}", reason))
-        settle(process.engine_for(store, settings), posted.head)
+        settle(process.engine_for(store, settings), process.dispatcher_for(store, settings), posted.head)
         view = read_view(store, key)
     return _told(view, "cancelled" if view.over else "the cancel is posted", as_json)
 
@@ -166,9 +166,10 @@ def answer(key: str, text: str, *, as_json: bool) -> int:
     """Answer a run that waits for its user."""
     from vv_agent.runtime.inbox import answer_signal
 
-    with _store() as (store, _):
+    with _store() as (store, settings):
         head = _parked(store, key, ParkReason.INPUT, "an answer")
-        return _post(store, key, answer_signal(f"answer_{head.revision}", text), "the answer is posted", as_json)
+        signal = answer_signal(f"answer_{head.revision}", text)
+        return _told(_post(store, settings, key, signal), "the answer is posted", as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +215,13 @@ def reconcile(key: str, operation: str, verdict: Verdict, *, as_json: bool) -> i
     """Decide what became of the operation a run waits for."""
     from vv_agent.runtime.inbox import reconcile_signal
 
-    with _store() as (store, _):
+    with _store() as (store, settings):
         head = _parked(store, key, ParkReason.RECONCILIATION, "a decision about an operation")
         view = read_view(store, key)
         _check_operation(view, operation)
         decision = verdict.decision(operation, str((view.observation or {}).get("operation_kind")))
         signal = reconcile_signal(f"reconcile_{head.revision}_{operation}", operation, decision.to_wire())
-        return _post(store, key, signal, "the decision is posted", as_json)
+        return _told(_post(store, settings, key, signal), "the decision is posted", as_json)
 
 
 def _check_operation(view: View, operation: str) -> None:
@@ -245,9 +246,10 @@ def _parked(store: CheckpointStore, key: str, reason: ParkReason, what: str) -> 
     return head
 
 
-def _post(store: CheckpointStore, key: str, signal: Signal, said: str, as_json: bool) -> int:
-    """Post a decision: the first one counts. Wakes a worker, or says how to go on without."""
-    from vv_agent.dispatch.store import hint
+def _post(store: CheckpointStore, settings: Settings, key: str, signal: Signal) -> View:
+    """Post a decision, of which the first one counts, and wake a worker."""
+    from vv_agent import process
+    from vv_agent.dispatch.base import hint
 
     posted: Posted = store.post(key, signal)
     if not posted.new and posted.signal.body != signal.body:
@@ -256,8 +258,8 @@ def _post(store: CheckpointStore, key: str, signal: Signal, said: str, as_json: 
             f"run {key!r} has been told something else already, and the first word counts; it goes on with that: "
             f"{command('resume', key)}",
         )
-    hint(store, posted.head)
-    return _told(read_view(store, key), said, as_json)
+    hint(process.dispatcher_for(store, settings), posted.head, store.id)
+    return read_view(store, key)
 
 
 def _told(view: View, said: str, as_json: bool) -> int:

@@ -144,9 +144,11 @@ def _with(config: RunConfig, **changes: Any) -> RunConfig:
 
 def _detached(config: RunConfig, store: CheckpointStore, settings: Settings) -> RunConfig:
     """The run is left to workers, also when none is there yet."""
-    from vv_agent.runner import distributed_backend
+    from vv_agent import process
+    from vv_agent.dispatch.distributed import DistributedBackend
 
-    return _with(config, execution_backend=distributed_backend(store, settings, fallback=False))
+    dispatcher = process.dispatcher_for(store, settings)
+    return _with(config, execution_backend=DistributedBackend(dispatcher, fallback=False))
 
 
 def _narrator(task: Task, store: CheckpointStore, key: str) -> Narrator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol, runtime_checkable
 
-from vv_agent.checkpoint.record import Commit, Head, Seen, State
+from vv_agent.checkpoint.record import Commit, Head, Seen, Snapshot, State
 from vv_agent.errors import CheckpointError
 from vv_agent.runtime.advance import Advanced, advance
 from vv_agent.runtime.context import Engine
@@ -22,9 +22,16 @@ class CycleDispatcher(Protocol):
     never raises, takes at most two seconds, and says whether the hint was sent.
     """
 
-    hold_ms: int
+    @property
+    def hold_ms(self) -> int: ...
 
     def dispatch(self, recipe: CycleRecipe) -> bool: ...
+
+
+def hint(dispatcher: CycleDispatcher, head: Head, store_id: str) -> None:
+    """Tell a worker of a run that a signal made ready."""
+    if head.queue is not None and head.state is State.READY:
+        dispatcher.dispatch(CycleRecipe.of(head, store_id))
 
 
 @runtime_checkable
@@ -87,6 +94,9 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
     None: there is nothing to do here any more. Raises `checkpoint_claim_active` when a living process has the run.
     """
     snapshot = engine.store.load(recipe.key, Seen(entries=1 << 24, revision=-1))
+    while step.what == "lost" and snapshot is not None and not engine.stopping and _is_ours(engine, snapshot):
+        time.sleep(0.2)  # our own claim, given up because its renewals came too late, ends by itself
+        snapshot = engine.store.load(recipe.key, Seen(entries=1 << 24, revision=-1))
     if snapshot is None or engine.stopping or step.what == "deferred":
         return None
     head = snapshot.head
@@ -103,6 +113,11 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
     else:
         time.sleep(min(0.2, max(0.0, ((head.due or snapshot.now) - snapshot.now) / 1000)))
     return CycleRecipe.of(head, engine.store.id)
+
+
+def _is_ours(engine: Engine, snapshot: Snapshot) -> bool:
+    head = snapshot.head
+    return head.state is State.CLAIMED and head.owner == engine.owner and head.lease_until > snapshot.now
 
 
 def _ready(head: Head, now: int) -> bool:

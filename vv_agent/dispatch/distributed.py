@@ -10,8 +10,7 @@ import time
 
 from vv_agent.checkpoint.record import Head, ParkReason, Seen, State
 from vv_agent.checkpoint.store import CheckpointStore
-from vv_agent.dispatch.base import CycleDispatcher
-from vv_agent.dispatch.store import hint
+from vv_agent.dispatch.base import CycleDispatcher, hint
 from vv_agent.errors import StoreError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
@@ -26,12 +25,16 @@ class DistributedBackend:
 
     When no worker of the queue has shown itself for `patience` seconds (at once if none ever did) and this process
     can load what the run needs, it says so once on stderr and works on the run itself: same recipe, same record.
+    `queue` is where its new runs go (None: that of the settings).
     """
 
     local = False
 
-    def __init__(self, dispatcher: CycleDispatcher, *, fallback: bool = True, patience: float = 10.0) -> None:
+    def __init__(
+        self, dispatcher: CycleDispatcher, *, queue: str | None = None, fallback: bool = True, patience: float = 10.0
+    ) -> None:
         self.dispatcher = dispatcher
+        self.queue = queue
         self.fallback = fallback
         self.patience = patience
 
@@ -87,13 +90,13 @@ def _rests(state: State, due: int | None) -> bool:
     return state is State.PARKED and due is None
 
 
-def settle(engine: Engine, head: Head) -> None:
+def settle(engine: Engine, dispatcher: CycleDispatcher, head: Head) -> None:
     """After a cancel: wake a worker; a run that nobody would look at is ended by the caller.
 
     That is one of a queue without workers, or one without a queue that was parked for somebody. Any other one without a
     queue has a starter that goes on with it.
     """
-    hint(engine.store, head)
+    hint(dispatcher, head, engine.store.id)
     if head.state is not State.READY:
         return
     unserved = head.queue is not None and not workers_of(engine.store, head.queue, 10.0)

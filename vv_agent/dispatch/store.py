@@ -9,7 +9,6 @@ import socket
 import tempfile
 from pathlib import Path
 
-from vv_agent.checkpoint.record import Head, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.errors import StoreError
 from vv_agent.runtime.recipe import CycleRecipe
@@ -34,12 +33,6 @@ class StoreDispatcher:
             return False
         free = [p for p in presences if p.free > 0] or presences
         return bool(free) and wake(str(random.choice(free).wake))
-
-
-def hint(store: CheckpointStore, head: Head) -> None:
-    """Tell a worker of a run that a signal made ready."""
-    if head.queue is not None and head.state is State.READY:
-        StoreDispatcher(store).dispatch(CycleRecipe.of(head, store.id))
 
 
 def wake(path: str) -> bool:

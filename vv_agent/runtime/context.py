@@ -90,6 +90,7 @@ class Engine:
         self.grace = grace
         self.stopping = False
         self._sinks: dict[str, EventSink] = {}
+        self._alone: set[str] = set()
 
     def token(self) -> str:
         """A new claim token: 128 random bits, so that no store that lost writes can hand out the same one again."""
@@ -98,6 +99,13 @@ class Engine:
     def new_id(self, kind: str) -> str:
         """A new public id: `run_` or `trace_` with 32 hex digits."""
         return f"{kind}_{secrets.token_hex(16)}"
+
+    def leave_alone(self, key: str, alone: bool) -> None:
+        """A run that nobody else knows of: it cannot be cancelled, so its calls need no thread of their own."""
+        (self._alone.add if alone else self._alone.discard)(key)
+
+    def is_alone(self, key: str) -> bool:
+        return key in self._alone
 
     def listen(self, key: str, sink: EventSink) -> None:
         """Send a run's events to `sink` while this process advances it."""
@@ -115,4 +123,6 @@ class Engine:
         self.keeper.stop_all()
 
     def close(self) -> None:
+        """Stop the threads that use the store, once what they have in hand is done."""
         self.keeper.close()
+        self.live.close()

@@ -59,9 +59,12 @@ class LivePublisher:
         self._ready = threading.Condition()
         self._urgent = False
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def publish(self, key: str, body: bytes) -> None:
         with self._ready:
+            if self._closed:
+                return
             if len(self._items) < self._MOST:
                 self._items.append((key, body))
             if self._thread is None:
@@ -75,13 +78,23 @@ class LivePublisher:
             self._urgent = True
             self._ready.notify()
 
+    def close(self) -> None:
+        """Send what is there and stop; nothing touches the store afterwards."""
+        with self._ready:
+            self._closed = self._urgent = True
+            self._ready.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(2.0)
+
     def _run(self) -> None:
         while True:
             with self._ready:
-                if not self._ready.wait_for(lambda: bool(self._items), 10.0):
+                self._ready.wait_for(lambda: bool(self._items) or self._closed, 10.0)
+                if not self._items:
                     self._thread = None
                     return
                 end = time.monotonic() + self._INTERVAL
-                self._ready.wait_for(lambda: self._urgent, max(0.0, end - time.monotonic()))
+                self._ready.wait_for(lambda: self._urgent or self._closed, max(0.0, end - time.monotonic()))
                 batch, self._items, self._urgent = self._items, [], False
             self._live.publish(batch)

@@ -144,6 +144,9 @@ class LeaseKeeper:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(2.0)
 
     def renew(self, *, presence_only: bool = False) -> None:
         """Renew everything once, or only show the process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -93,7 +94,7 @@ def _once(run: Run) -> ModelResponse:
         with _probed(run):
             return collect(run.program.model.stream(request), live.show)
 
-    call = submit(run, work)
+    call = submit(run, work, here=True)
     try:
         wait_for(run, [call], token, grace=_GRACE)
     finally:
@@ -135,15 +136,20 @@ class _LiveText:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._open = True
+        self._emitting = threading.Lock()
         self._calls: dict[int, list[str | int]] = {}
         self._previewed: set[str] = set()
 
     def close(self) -> None:
-        self._open = False
+        with self._emitting:
+            self._open = False
 
     def show(self, part: Part) -> None:
-        if not self._open:
-            return
+        with self._emitting:
+            if self._open:
+                self._show(part)
+
+    def _show(self, part: Part) -> None:
         match part:
             case TextDelta(text, chars, tokens):
                 self._run.emit("assistant_delta", delta=clean(text), content_chars=chars, estimated_tokens=tokens)

@@ -234,7 +234,8 @@ def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
         if not shown:
             _planned(run, prepared.position, prepared.shown)
             run.emit("tool_call_started", **_call_fields(run, prepared.position, prepared.shown))
-        running.append(_start(run, prepared, batch if len(stage) == 1 else batch.child()))
+        single = len(stage) == 1
+        running.append(_start(run, prepared, batch if single else batch.child(), single=single))
     try:
         _wait(run, running, batch)
     except RunCancelled:
@@ -305,7 +306,7 @@ class _Running:
         return Outcome(result, duration)
 
 
-def _start(run: Run, prepared: Prepared, token: CancellationToken) -> _Running:
+def _start(run: Run, prepared: Prepared, token: CancellationToken, *, single: bool) -> _Running:
     position = prepared.position
     context = tool_context(
         run, prepared.call, attempt=journal.attempt_of(run, position), key=journal.key_of(run, position), token=token
@@ -320,7 +321,8 @@ def _start(run: Run, prepared: Prepared, token: CancellationToken) -> _Running:
 
     timeout = prepared.tool.timeout_seconds
     until = None if timeout is None else steady_clock() + timeout
-    return _Running(prepared, token, submit(run, work), time.monotonic_ns(), until)
+    began = time.monotonic_ns()
+    return _Running(prepared, token, submit(run, work, here=single and timeout is None), began, until)
 
 
 def _wait(run: Run, running: list[_Running], batch: CancellationToken) -> None:

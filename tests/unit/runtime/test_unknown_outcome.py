@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import Callable
 import pytest
 
 from tests.runs import MODEL, TOOL, Host, asks

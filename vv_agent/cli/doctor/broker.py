@@ -8,27 +8,38 @@ from typing import Any
 from vv_agent.cli.doctor.finding import Finding, ok, problem
 from vv_agent.settings import Settings
 
+_PATIENCE = 5
 _DEFAULT_VISIBILITY = 3600
 """Seconds, of kombu's Redis transport."""
 
 
 def check(settings: Settings) -> Iterator[Finding]:
     """The broker of the settings."""
-    from vv_agent import workers
+    from vv_agent.workers import app
 
-    app = getattr(workers, "app", None)
-    if app is None:
-        yield problem(
-            "broker", "VV_AGENT_BROKER is set, but this version takes runs from the store only", "unset VV_AGENT_BROKER"
-        )
     broker = settings.broker or ""
-    redis_like = broker.startswith(("redis", "rediss", "unix", "sentinel"))
+    redis_like = broker.startswith("redis")
     if redis_like:
         from vv_agent.cli.doctor import redis
 
         yield from redis.check(broker, "broker", keeps_runs=False)
-    if app is not None:
-        yield from configuration(app.conf, settings.lease_seconds, redis_like=redis_like)
+    else:
+        yield from reach(app)
+    yield from configuration(app.conf, settings.lease_seconds, redis_like=redis_like)
+
+
+def reach(app: Any) -> Iterator[Finding]:
+    """Whether a broker of any kind answers."""
+    connection = app.connection_for_write()
+    place = connection.as_uri()  # without its password
+    try:
+        connection.ensure_connection(max_retries=1, timeout=_PATIENCE)
+    except Exception as error:  # each transport has errors of its own
+        yield problem("broker", f"{place} did not answer ({error})", "start it, or correct VV_AGENT_BROKER")
+    else:
+        yield ok("broker", f"{place} answers")
+    finally:
+        connection.release()
 
 
 def configuration(conf: Any, lease_seconds: float, *, redis_like: bool) -> Iterator[Finding]:
@@ -37,7 +48,7 @@ def configuration(conf: Any, lease_seconds: float, *, redis_like: bool) -> Itera
     if redis_like and seen <= lease_seconds:
         yield problem(
             "visibility timeout", f"{seen:g} s is not above the lease of {lease_seconds:g} s: messages of living "
-            "workers are delivered again", "raise visibility_timeout in broker_transport_options, or lower "
+            "workers are delivered again", "raise VV_AGENT_VISIBILITY_SECONDS, or lower "
             "VV_AGENT_LEASE_SECONDS",
         )  # fmt: skip
     elif redis_like:
