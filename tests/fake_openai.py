@@ -480,6 +480,15 @@ def dropped(x: Exchange) -> None:
     x.cut()
 
 
+@scenario
+def writes(x: Exchange) -> None:
+    """Writes a file, then says so."""
+    if x.received.body["messages"][-1]["role"] == "tool":
+        x.stream([text("It is "), text("written.")])
+        return
+    x.stream([tool(0, f"call_{x.nth}", "write_file", '{"path": "out.txt", "content": "apple"}')], "tool_calls")
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False

@@ -85,6 +85,40 @@ def _wait_for_two(url: str) -> None:
         time.sleep(0.05)
 
 
+_VOLATILE = (
+    (r"run_[0-9a-f]{32}", "RUN"), (r"\d{4}-\d\d-\d\dT[\d:]+Z", "TIME"), (r"\b\d+[smh]\b", "AGE"), (r"\d+ ms", "MS"),
+    (r"process \d+", "process N"), (r"op_\w+", "OPERATION"), (r"vv-agent: no worker of queue .*\n", ""),
+)  # fmt: skip
+
+
+def steady(text: str) -> str:
+    """A text without what differs from one time to the next."""
+    for pattern, name in _VOLATILE:
+        text = re.sub(pattern, name, text)
+    return text
+
+
+def test_the_session_of_the_documentation_goes_as_it_says(tmp_path: Path) -> None:
+    """Every command of the recorded session, in one shell, and what each one prints."""
+    (recorded,) = blocks("docs/cli.md", "console")
+    steps = [step.partition("\n") for step in recorded.removeprefix("$ ").split("\n$ ")]
+    for block in blocks("docs/cli.md", "python"):
+        (tmp_path / block.split("\n")[0].removeprefix("# ")).write_text(block)
+    (tmp_path / "bin").mkdir()
+    for name, options in (("vv-agent", "-m vv_agent.cli"), ("python", "")):
+        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("VV_AGENT_")}
+    environment = {**clean, "PYTHONPATH": str(PROJECT), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    script = "".join(f"{{ {command}\n}} > out{number}\n" for number, (command, _, _) in enumerate(steps))
+    subprocess.run(
+        ["bash", "-c", f"{script} wait"], cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+        timeout=120, check=True,
+    )  # fmt: skip
+    for number, (command, _, expected) in enumerate(steps):
+        assert steady((tmp_path / f"out{number}").read_text().rstrip()) == steady(expected.rstrip()), command
+
+
 def test_the_settings_of_the_documentation_load() -> None:
     (text,) = blocks("docs/settings.md", "json")
     settings = LlmSettings.from_mapping(json.loads(text))

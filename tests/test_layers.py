@@ -30,7 +30,7 @@ HOMES = {
     "celery": ("dispatch.celery", "workers"),
     "kombu": ("workers.transport",),
     "redis": ("*.redis",),
-    "sqlalchemy": ("checkpoint.sql",),
+    "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql"),
     "boto3": ("workspace.s3",),
     "botocore": ("workspace.s3",),
     "httpx": ("llm.openai_compatible",),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakSet
 
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.record import Presence
@@ -22,6 +25,8 @@ _lock = threading.Lock()
 _stores: dict[tuple[int, str], CheckpointStore] = {}
 _ENGINE, _TAILER = "_vv_engine", "_vv_tailer"
 """Attributes of a store: what this process made for it lives as long as the store, and is freed with it."""
+_engines: WeakSet[Engine] = WeakSet()
+_tailers: WeakSet[Tailer] = WeakSet()
 _memory: list[tuple[int, MemoryStore]] = []
 _brokers: dict[str, CycleDispatcher] = {}
 
@@ -58,7 +63,27 @@ def engine_for(store: CheckpointStore, settings: Settings) -> Engine:
         engine: Engine | None = vars(store).get(_ENGINE)
         if engine is None or engine.pid != os.getpid():
             engine = vars(store)[_ENGINE] = make_engine(store, settings)
+            _engines.add(engine)
+            atexit.unregister(_leave)
+            atexit.register(_leave)
         return engine
+
+
+_READERS = frozenset({"vv-run", "vv-tail", "vv-fallback"})
+_LEAVE_SECONDS = 1.0
+
+
+def _leave() -> None:
+    """At the end of the process: runs under way here are given back, and the threads that work on a store end by
+    themselves. Killed by the interpreter inside a driver, one of them may abort the process."""
+    for engine in list(_engines):
+        engine.stop()
+    for tailer in list(_tailers):
+        tailer.close()
+    end = time.monotonic() + _LEAVE_SECONDS
+    for thread in threading.enumerate():
+        if thread.name in _READERS:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def dispatcher_for(store: CheckpointStore, settings: Settings) -> CycleDispatcher:
@@ -79,6 +104,7 @@ def tailer_for(store: CheckpointStore) -> Tailer:
         tailer: Tailer | None = vars(store).get(_TAILER)
         if tailer is None or tailer.pid != os.getpid():
             tailer = vars(store)[_TAILER] = Tailer(store)
+            _tailers.add(tailer)
         return tailer
 
 

@@ -20,15 +20,16 @@ from vv_agent.checkpoint.record import Head, NewRun, ParkReason, Seen, Snapshot,
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.config import ExecutionMode, RunConfig, effective_config
 from vv_agent.definition import RunDefinition
-from vv_agent.dispatch.base import Backend, CycleDispatcher, hint
+from vv_agent.dispatch.base import Backend, CycleDispatcher, drive, hint
 from vv_agent.dispatch.inline import InlineBackend
-from vv_agent.errors import CheckpointError, ConfigError, VVAgentError
+from vv_agent.errors import CannotServe, CheckpointError, ConfigError, VVAgentError
 from vv_agent.events import RunEvent
 from vv_agent.llm.reference import ModelProvider
 from vv_agent.messages import Message
 from vv_agent.result import ResolvedModel, RunResult, RunState
 from vv_agent.run_handle import RunHandle
 from vv_agent.runtime import eventlog, extensions, journal
+from vv_agent.runtime.advance import Advanced
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.compile import Layers, compile_run
 from vv_agent.runtime.context import Engine
@@ -192,6 +193,24 @@ class Runner:
         followed; any other one is advanced here, rebuilt from its stored definition. A finished run gives its result
         again.
         """
+        return self._resume(state, input, store, in_caller=True).result()
+
+    @on_class_too
+    def start_resume(
+        self,
+        state: RunState | str,
+        *,
+        input: str | None = None,  # noqa: A002
+        store: CheckpointStore | None = None,
+    ) -> RunHandle:
+        """`resume` in the background; the handle gives the events from here on, and the result."""
+        return self._resume(state, input, store, in_caller=False)
+
+    # Details.
+
+    def _resume(
+        self, state: RunState | str, text: str | None, store: CheckpointStore | None, *, in_caller: bool
+    ) -> RunHandle:
         key = state if isinstance(state, str) else state.result.checkpoint_key
         if key is None:
             raise ConfigError(
@@ -200,26 +219,35 @@ class Runner:
         home = store or self._store_of_settings()
         snapshot = _existing(home, validate_key(key))
         engine, dispatcher = self._means(home)
-        if snapshot.head.state is State.ENDED and input is None:
-            return read_result(engine, key, ())
-        if snapshot.journal:
-            _check_journal(home, key)
-        _wake(home, dispatcher, snapshot, input)
         feed = EventFeed()
         handle = RunHandle(engine, dispatcher, key, snapshot.head.run_id, feed)
-        if not _served(home, snapshot.head):
+        if snapshot.head.state is State.ENDED and text is None:
+            handle.finish(lambda: read_result(engine, key, ()))
+            return handle
+        if snapshot.journal:
+            _check_journal(home, key)
+        _wake(home, dispatcher, snapshot, text)
+        if _served(home, snapshot.head):  # should its workers be gone in truth, this process helps itself
+            _follow(engine, handle, feed, Body.unpack(snapshot.head.body, key))
+            workers = _backend(ExecutionMode.DISTRIBUTED, dispatcher, self._read_settings())
+            workers.drive(engine, CycleRecipe.of(_existing(home, key).head, home.id))
+            return handle
+
+        def work() -> RunResult:
             engine.listen(key, feed)
             try:
                 current = _existing(home, key).head
                 if not rests(current):
-                    InlineBackend().drive(engine, CycleRecipe.of(current, home.id), resume=True)
+                    _served_here(key, drive(engine, CycleRecipe.of(current, home.id), resume=True))
             finally:
                 engine.unlisten(key)
             return read_result(engine, key, tuple(feed.events))
-        _follow(engine, handle, feed, Body.unpack(snapshot.head.body, key))
-        return handle.result()
 
-    # Details.
+        if in_caller:
+            handle.finish(work)
+        else:
+            _in_background(lambda: handle.finish(work))
+        return handle
 
     def _prepare(self, agent: Agent, text: str, run_config: RunConfig | None, *, live: bool = False) -> _Start:
         """Compile, and create the record or find the one to go on with."""
@@ -339,8 +367,7 @@ class _Start:
             self.engine.leave_alone(self._run.key, unknown)
             self._drive()
         else:
-            context = contextvars.copy_context()
-            threading.Thread(target=lambda: context.run(self._drive), name="vv-run", daemon=True).start()
+            _in_background(self._drive)
 
     def _drive(self) -> None:
         key, engine = self._run.key, self.engine
@@ -361,6 +388,18 @@ class _Start:
             engine.programs.unbind(key)
             if not self._run.body.checkpointed:
                 _forget(engine, key)
+
+
+def _served_here(key: str, step: Advanced) -> None:
+    """Raise `run_incompatible` if this process has not what the run needs: nobody else was asked to go on with it."""
+    if step.what == "deferred":
+        raise CannotServe("run_incompatible", f"run {key!r} cannot go on here: {step.why}; another process may have it")
+
+
+def _in_background(work: Callable[[], None]) -> None:
+    """Do work in a thread of its own, in the caller's context."""
+    context = contextvars.copy_context()
+    threading.Thread(target=lambda: context.run(work), name="vv-run", daemon=True).start()
 
 
 class _Feed(EventFeed):

@@ -26,7 +26,6 @@ WHOLE_FILES = {
         ("control", "sessions", "session_sqlite_canonical.sql"),
         ("control", "options of a run and of its handle", "run_config_controls.json run_handle.json"),
         ("control", "tracing", "runner_trace.jsonl runner_trace_spans.json"),
-        ("command line", "the commands", "cli_contract.json"),
         ("memory", "memory, prompt and history", "memory_lifecycle.json memory_local.json prompt_bundle.json"),
         ("memory", "memory, prompt and history", "assistant_reasoning_history.json"),
         ("app server", "the App Server", "app_server_observable.json"),

@@ -286,6 +286,7 @@ def cli(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProce
 
 
 def test_the_command_line_prints_an_error_not_a_traceback(tmp_path: Path) -> None:
+    open_store(f"sqlite:///{tmp_path}/.vv-agent/runs.db").close()
     missing = cli("resume", "nobody", cwd=tmp_path)
     assert (missing.returncode, missing.stdout) == (1, "")
     assert missing.stderr.startswith("vv-agent: checkpoint_not_found: there is no run 'nobody'")

@@ -1,4 +1,4 @@
-"""The commands."""
+"""The commands, as typer reads them: their words and nothing else."""
 
 from __future__ import annotations
 
@@ -6,15 +6,51 @@ from typing import Annotated
 
 import typer
 
+from vv_agent.cli.arguments import OPTIONS, usage
+
+_DIRECT = "\n".join([
+    "\b", "One task, without a command: vv-agent --prompt WORDS [OPTIONS]; its result is JSON on stdout.",
+    *(f"  {f'{option.name} {option.takes or str()}'.ljust(22)}  {option.help}" for option in OPTIONS),
+])  # fmt: skip
+
 app = typer.Typer(
-    name="vv-agent", help="Durable agent runs: every cycle is a checkpointed job that any worker can finish.",
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    name="vv-agent", pretty_exceptions_enable=False, rich_markup_mode=None, epilog=_DIRECT,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )  # fmt: skip
+runs = typer.Typer(help="Look at runs, watch them, and tell them what they wait for.", no_args_is_help=True)
+app.add_typer(runs, name="runs")
 
 
-@app.callback()
-def root() -> None:
+def _keys(incomplete: str) -> list[tuple[str, str]]:
+    from vv_agent.cli.runs import complete_key
+
+    return complete_key(incomplete)
+
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The run's key.", autocompletion=_keys)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"vv-agent {version('vv-agent')}")
+        except PackageNotFoundError:  # run from its folder
+            typer.echo("vv-agent, not installed")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
     """Durable agent runs: every cycle is a checkpointed job that any worker can finish."""
+    del version
+    if context.invoked_subcommand is None:
+        raise usage('there is nothing to do; give --prompt "WORDS", or a command')
 
 
 @app.command()
@@ -31,8 +67,99 @@ def worker(
 
 
 @app.command()
-def resume(key: Annotated[str, typer.Argument(help="The run's key.")]) -> None:
-    """Go on with a run, here or by its workers, and print its result."""
+def resume(key: Key, json: Json = False) -> None:
+    """Go on with a run, here or by its workers, and print what came of it."""
     from vv_agent.cli.resume import resume_run
 
-    resume_run(key)
+    raise typer.Exit(resume_run(key, as_json=json))
+
+
+@app.command()
+def doctor(
+    json: Json = False,
+    live: Annotated[bool, typer.Option("--live", help="Also call a model of each endpoint (one token).")] = False,
+) -> None:
+    """Check what is configured, reachable and unsafe; exit code 1 if there is a problem."""
+    from vv_agent.cli.doctor import diagnose
+
+    raise typer.Exit(diagnose(live=live, as_json=json))
+
+
+@runs.command("list")
+def list_(
+    status: Annotated[str | None, typer.Option(help="Only runs of this status.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only runs of this queue.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    json: Json = False,
+) -> None:
+    """List the newest runs."""
+    from vv_agent.cli.runs import list_runs
+
+    raise typer.Exit(list_runs(status=status, queue=queue, limit=limit, as_json=json))
+
+
+@runs.command()
+def show(key: Key, json: Json = False) -> None:
+    """Show a run: where it stands, what happened, and the command that goes on with it."""
+    from vv_agent.cli import runs as commands
+
+    raise typer.Exit(commands.show(key, as_json=json))
+
+
+@runs.command()
+def watch(key: Key, json: Json = False) -> None:
+    """Watch a run until it ends or waits (--json: one event a line)."""
+    from vv_agent.cli import runs as commands
+
+    raise typer.Exit(commands.watch(key, as_json=json))
+
+
+@runs.command()
+def events(
+    key: Key,
+    after: Annotated[int, typer.Option(min=0, help="Only those after this number (column N).")] = 0,
+    json: Json = False,
+) -> None:
+    """List a run's saved events (--json: one event a line)."""
+    from vv_agent.cli import runs as commands
+
+    raise typer.Exit(commands.events(key, after=after, as_json=json))
+
+
+@runs.command()
+def cancel(
+    key: Key, reason: Annotated[str | None, typer.Option(help="Why; the run keeps it.")] = None, json: Json = False
+) -> None:
+    """Ask a run to stop."""
+    from vv_agent.cli import runs as commands
+
+    raise typer.Exit(commands.cancel(key, reason=reason, as_json=json))
+
+
+@runs.command()
+def answer(
+    key: Key, text: Annotated[str, typer.Argument(metavar="TEXT", help="The answer.")], json: Json = False
+) -> None:
+    """Answer a run that waits for its user."""
+    from vv_agent.cli import runs as commands
+
+    raise typer.Exit(commands.answer(key, text, as_json=json))
+
+
+@runs.command()
+def reconcile(
+    key: Key,
+    operation: Annotated[str, typer.Argument(metavar="OPERATION", help="The operation, as `runs show` names it.")],
+    *,
+    retry: Annotated[bool, typer.Option("--retry", help="Make the call again.")] = False,
+    done: Annotated[str | None, typer.Option(metavar="TEXT", help="It was carried out; this is its outcome.")] = None,
+    failed: Annotated[str | None, typer.Option(metavar="TEXT", help="It certainly failed; this is the error.")] = None,
+    abort: Annotated[str | None, typer.Option(metavar="TEXT", help="End the run as failed, for this reason.")] = None,
+    json: Json = False,
+) -> None:
+    """Decide what became of an operation whose outcome was lost."""
+    from vv_agent.cli.runs import Verdict
+    from vv_agent.cli.runs import reconcile as decide
+
+    verdict = Verdict.of(retry=retry, done=done, failed=failed, abort=abort)
+    raise typer.Exit(decide(key, operation, verdict, as_json=json))

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from typing import Any
 
+from vv_agent import process
+from vv_agent.checkpoint.store import open_store
+from vv_agent.cli import render
+from vv_agent.cli.follow import Quiet, Talker, follow
+from vv_agent.cli.runs import code_of, say_next
+from vv_agent.cli.view import View, existing, lines, read_view
 from vv_agent.result import RunResult
-from vv_agent.results import AgentStatus
 from vv_agent.runner import Runner
-
-_WAITING = (AgentStatus.WAIT_USER, AgentStatus.RECONCILIATION_REQUIRED)
-
-
-def resume_run(key: str) -> None:
-    """Go on with a run and print what came of it as JSON. Exit code 0 finished, 1 failed, 3 it waits for a person."""
-    result = Runner().resume(key)
-    sys.stdout.write(json.dumps(_summary(result), ensure_ascii=False, indent=2) + "\n")
-    if result.status in _WAITING:
-        sys.exit(3)
-    sys.exit(0 if result.status is AgentStatus.COMPLETED else 1)
+from vv_agent.settings import read_settings
 
 
-def _summary(result: RunResult) -> dict[str, object]:
+def resume_run(key: str, *, as_json: bool) -> int:
+    """Go on with a run and print what came of it. Exit code 0 finished, 1 failed, 3 it waits for a person."""
+    settings = read_settings()
+    store = open_store(settings.store, create=False)
+    existing(store, key)
+    narrator = Talker(sys.stderr, store, key, resumed=True) if sys.stderr.isatty() else Quiet()
+    handle = Runner(settings=settings).start_resume(key, store=store)
+    result = follow(handle, process.engine_for(store, settings), narrator)
+    if result is None:
+        return 130
+    view = read_view(store, key)
+    if as_json:
+        render.as_json(_summary(view, result))
+    else:
+        render.pairs(lines(view))
+        say_next(view.next)
+    return code_of(view.head.status)
+
+
+def _summary(view: View, result: RunResult) -> dict[str, Any]:
     observation = result.resume_observation
     return {
-        "key": result.checkpoint_key,
+        "key": view.head.key,
         "status": result.status.value,
         "final_output": result.final_output,
         "error_code": result.error_code,
         "cycles": len(result.cycles),
         "waits_for": observation.to_wire() if observation else None,
+        "next": [{"why": step.why, "command": step.command} for step in view.next],
     }

@@ -31,13 +31,14 @@ def work(*, queues: tuple[str, ...], processes: int, threads: int | None, verbos
 
 
 def _serve(settings: Settings, queues: tuple[str, ...], threads: int) -> None:
-    worker = LocalWorker(process.store_at(settings.store), settings, queues=queues, threads=threads)
+    store = process.store_at(settings.store)
+    worker = LocalWorker(store, settings, queues=queues, threads=threads)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
     if os.environ.get(_CHILD):
         _watch_parent(worker)
     sys.stderr.write(
-        f"vv-agent worker: process {os.getpid()}, queues {', '.join(queues)}, {threads} threads, {settings.store}\n"
+        f"vv-agent worker: process {os.getpid()}, queues {', '.join(queues)}, {threads} threads, {store.url}\n"
     )
     worker.run()
 

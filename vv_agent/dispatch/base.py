@@ -125,7 +125,8 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
         if head.owner is None or not is_dead(head.owner):
             raise CheckpointError(
                 "checkpoint_claim_active",
-                f"run {head.key!r} is being advanced {_by(engine, head)} right now; attach to it, or try later",
+                f"run {head.key!r} is being advanced {_by(engine, head)} right now; watch it "
+                f"(vv-agent runs watch, or Runner.attach), or try later",
             )
         engine.store.expire(head.owner)
     else:

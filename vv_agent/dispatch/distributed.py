@@ -14,6 +14,7 @@ from vv_agent.dispatch.base import CycleDispatcher, hint
 from vv_agent.errors import StoreError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
+from vv_agent.runtime.owner import is_dead
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.tail import rests
 
@@ -73,6 +74,9 @@ class DistributedBackend:
                         f"vv-agent: no worker of queue {queue!r} is running; working on {key!r} in this process "
                         "(start one with: vv-agent worker)\n"
                     )
+                owner = snapshot.head.owner
+                if owner is not None and is_dead(owner):  # no worker is there to see it
+                    engine.store.expire(owner)
                 if self._help(engine, recipe):
                     continue
             time.sleep(0.25)

@@ -114,6 +114,12 @@ class LeaseKeeper:
             self._holds[claim.key] = hold
         return hold
 
+    @property
+    def busy(self) -> bool:
+        """Whether this process holds a claim."""
+        with self._changed:
+            return bool(self._holds)
+
     def release(self, hold: Hold) -> None:
         """Keep a claim no longer; it is over, or was given back."""
         hold.end()

@@ -131,6 +131,11 @@ class Tailer:
         with self._changed:
             self._followed.pop(id(followed), None)
 
+    def close(self) -> None:
+        """Follow nothing any more; readers are not told, the process ends."""
+        with self._changed:
+            self._followed.clear()
+
     def _run(self) -> None:
         version, read, next_look = 0, -1, 0.0
         while True:

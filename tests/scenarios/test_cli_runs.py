@@ -1,0 +1,354 @@
+"""`vv-agent resume` and `vv-agent runs ...`, each as a process, with the texts a person reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fake_openai import FakeOpenAI
+from tests.shell import ROOT, Done, Running, Shell
+from vv_agent.checkpoint.record import Claimed, NewRun
+from vv_agent.checkpoint.store import open_store
+from vv_agent.checkpoint.transitions import MAX_RECOVERIES
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path, VV_AGENT_IMPORTS="tests.cli_jobs", VV_AGENT_LEASE_SECONDS="3")
+
+
+def job(shell: Shell, *words: str, **environment: str) -> int:
+    """Start a run of `tests.cli_jobs`; the exit code."""
+    command = [sys.executable, "-m", "tests.cli_jobs", *words]
+    env = {**shell.env, **environment}
+    return subprocess.run(command, cwd=shell.folder, env=env, timeout=60, check=False).returncode
+
+
+def says(done: Done, code: int, *texts: str) -> None:
+    """An error is on stderr alone, names the thing, what was wrong and what to do, and shows no traceback."""
+    assert (done.returncode, done.stdout) == (code, ""), done
+    assert "Traceback" not in done.stderr
+    for text in texts:
+        assert text in done.stderr, done.stderr
+
+
+# A run that waits for an answer.
+
+
+def test_a_run_that_waits_for_an_answer_is_shown_answered_and_finished(shell: Shell) -> None:
+    assert job(shell, "asking", "ask") == 0
+    listed = shell("runs", "list")
+    assert listed.stdout.splitlines()[1].split()[:3] == ["ask", "wait_user", "input"]
+    shown = shell("runs", "show", "ask")
+    assert shown.returncode == 3
+    assert "question  Which colour?" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert "it waits for an answer; give it:\n    vv-agent runs answer ask TEXT" in shown.stdout
+    assert shell("resume", "ask").returncode == 3  # nobody answered
+    answered = shell("runs", "answer", "ask", "Blue, please.")
+    assert answered.returncode == 0
+    assert answered.stdout == "ask: the answer is posted; continue with: vv-agent resume ask\n"
+    other = shell("runs", "answer", "ask", "Red!")
+    says(other, 1, "run_not_waiting: run 'ask' is wait_user; it does not wait for an answer")
+    waiting = shell("runs", "show", "ask", "--json").json()
+    assert waiting["next"] == [
+        {"why": "a decision, answer or cancel is posted; carry it out here", "command": "vv-agent resume ask"}
+    ]
+    done = shell("resume", "ask", "--json")
+    assert done.returncode == 0
+    assert done.json()["final_output"] == "Blue it is."
+
+
+def test_workers_that_are_there_take_an_answer_at_once(shell: Shell) -> None:
+    with shell.start("worker"):
+        assert job(shell, "asking", "ask", "distributed") == 0
+        watched = shell("runs", "watch", "ask")
+        assert watched.returncode == 3
+        assert "vv-agent runs answer ask TEXT" in watched.stdout
+        answered = shell("runs", "answer", "ask", "Blue")
+        assert answered.stdout.endswith("it goes on by itself. Watch it: vv-agent runs watch ask\n")
+        done = shell("runs", "watch", "ask", "--json")
+    assert done.returncode == 0
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert events[0]["type"] == "run_started"
+    assert events[-1]["final_output"] == "Blue it is."
+
+
+# A run that waits for a decision about a call whose outcome was lost.
+
+
+@pytest.fixture
+def lost(shell: Shell) -> Shell:
+    """The rocket was launched, or was it? Its process is dead."""
+    assert job(shell, "rocket", "fly", VV_AGENT_CRASH="tool:after") == -signal.SIGKILL
+    return shell
+
+
+def test_a_lost_call_is_named_with_the_commands_that_decide_it(lost: Shell) -> None:
+    resumed = lost("resume", "fly")
+    assert resumed.returncode == 3
+    assert 'the call launch {"pad": "A"}: it was started and no outcome was saved' in resumed.stdout
+    for decision in ("--retry", "--done TEXT", "--failed TEXT", "--abort TEXT"):
+        assert f"    vv-agent runs reconcile fly {operation(lost)} {decision}\n" in resumed.stdout
+    assert lost("runs", "show", "fly").returncode == 3
+    machine = lost("resume", "fly", "--json").json()
+    assert machine["waits_for"]["operation_id"] == operation(lost)
+    assert machine["next"][0]["command"].endswith("--retry")
+
+
+def operation(shell: Shell) -> str:
+    return str(shell("runs", "show", "fly", "--json").json()["observation"]["operation_id"])
+
+
+@pytest.mark.parametrize(
+    ("decision", "code", "text"),
+    [
+        (["--retry"], 0, "launched from A"),
+        (["--done", "it flies"], 0, "it flies"),
+        (["--failed", "it stands"], 0, "it stands"),
+        (["--abort", "who knows"], 1, "operator_abort_with_unknown_outcome"),
+    ],
+    ids=["retry", "done", "failed", "abort"],
+)
+def test_each_decision_about_a_lost_call_is_carried_out(lost: Shell, decision: list[str], code: int, text: str) -> None:
+    assert lost("resume", "fly").returncode == 3
+    name = operation(lost)
+    posted = lost("runs", "reconcile", "fly", name, *decision)
+    assert posted.stdout == "fly: the decision is posted; continue with: vv-agent resume fly\n"
+    done = lost("resume", "fly", "--json")
+    assert done.returncode == code, done
+    if code == 0:
+        assert done.json()["final_output"] == "Done."
+        store = open_store(lost.url)
+        snapshot = store.load("fly")
+        assert snapshot is not None
+        assert any(text.encode() in entry.body for entry in snapshot.log)
+        store.close()
+    else:
+        assert done.json()["error_code"] == text
+    says(lost("runs", "reconcile", "fly", name, "--retry"), 1, "run_not_waiting: run 'fly' is")
+
+
+def test_a_decision_that_cannot_be_is_refused_with_the_right_one(lost: Shell) -> None:
+    says(lost("runs", "reconcile", "fly", "op"), 1, "usage_invalid: there is no decision; give exactly one of --retry")
+    says(
+        lost("runs", "reconcile", "fly", "op", "--retry", "--done", "x"), 1,
+        "usage_invalid: --retry and --done contradict each other",
+    )  # fmt: skip
+    says(lost("runs", "reconcile", "fly", "op", "--retry"), 1, "run_not_waiting: run 'fly' is running")
+    assert lost("resume", "fly").returncode == 3
+    says(
+        lost("runs", "reconcile", "fly", "op", "--retry"), 1,
+        f"does not wait for a decision about 'op' but about '{operation(lost)}'; give that one:",
+    )  # fmt: skip
+    says(lost("runs", "answer", "fly", "x"), 1, "run 'fly' waits for: reconciliation; it does not wait for an answer")
+
+
+# Other reasons to wait, and none.
+
+
+def test_a_run_whose_attempts_are_used_up_says_what_to_do(shell: Shell) -> None:
+    assert job(shell, "rocket", "fly", VV_AGENT_CRASH="model:before") == -signal.SIGKILL
+    store = open_store(shell.url)
+    store.expire(str(store.load("fly").head.owner))  # type: ignore[union-attr]
+    for number in range(MAX_RECOVERIES + 2):
+        Shell.until(lambda n=number: _taken(store, n), "the run can be taken again")  # type: ignore[misc]
+        if store.load("fly").head.reason:  # type: ignore[union-attr]
+            break
+    store.close()
+    shown = shell("runs", "show", "fly")
+    assert shown.returncode == 3, shown
+    assert "waits for attempts" in shown.stdout
+    assert "five attempts in a row ended without any save (see the workers' logs for why); try again" in shown.stdout
+    assert "    vv-agent resume fly\n" in shown.stdout
+    assert shell("resume", "fly").returncode == 0
+
+
+def _taken(store: object, number: int) -> bool:
+    """One more attempt that ends without a save; True also once the run is parked."""
+    answer = store.claim("fly", 1, f"{number:032x}", owner="gone/1/1", lease=1)  # type: ignore[attr-defined]
+    if isinstance(answer, Claimed):
+        store.expire("gone/1/1")  # type: ignore[attr-defined]
+    return isinstance(answer, Claimed) or answer.why == "attempts"
+
+
+def test_a_run_that_its_provider_told_to_wait_says_until_when(shell: Shell) -> None:
+    with FakeOpenAI() as server:
+        shell.write_settings(server.url)
+        words = ("--prompt", "x", "--backend", "local", "--model", "rate_limit_long", "--checkpoint-key", "late")
+        with shell.start(*words):
+            shell.until(lambda: "retry_after" in shell("runs", "list").stdout, "the run waits")
+            shown = shell("runs", "show", "late")
+    assert shown.returncode == 0
+    assert "the model's provider asked to wait; it goes on by itself at 20" in shown.stdout
+    assert "no worker runs; wait for that time here:\n    vv-agent resume late" in shown.stdout
+
+
+def test_a_run_that_workers_refuse_for_ten_minutes_is_labelled(shell: Shell) -> None:
+    from vv_agent.checkpoint.sql import SqlStore
+
+    assert job(shell, "rocket", "fly", "distributed", VV_AGENT_CRASH="dispatch:before") == -signal.SIGKILL
+    earlier = SqlStore(shell.url, clock=lambda: int(time.time() * 1000) - 601_000)
+    assert earlier.defer("fly", 1, "reference_not_allowed: tests.cli_jobs", 0)
+    earlier.close()
+    assert shell("runs", "list").stdout.splitlines()[1].endswith("run_incompatible")
+    shown = shell("runs", "show", "fly")
+    assert "label    run_incompatible\n" in shown.stdout
+    assert "refused  reference_not_allowed: tests.cli_jobs (for 10m)" in shown.stdout
+    assert "no worker can serve it (reference_not_allowed: tests.cli_jobs); correct that and start one" in shown.stdout
+
+
+def test_a_run_that_nobody_works_on_says_so_and_can_be_cancelled(shell: Shell) -> None:
+    assert job(shell, "rocket", "fly", "distributed", VV_AGENT_CRASH="dispatch:before") == -signal.SIGKILL
+    shown = shell("runs", "show", "fly")
+    assert shown.returncode == 0
+    assert "no worker of its queue runs; start one:\n    vv-agent worker\n" in shown.stdout
+    assert shell("runs", "cancel", "fly", "--reason", "no wind").stdout == "fly: cancelled\n"
+    ended = shell("runs", "show", "fly")
+    assert ended.returncode == 1
+    assert "error    no wind" in ended.stdout
+    says(shell("runs", "cancel", "fly"), 1, "run_finished: run 'fly' has ended")
+    assert shell("resume", "fly").returncode == 1
+    assert shell("runs", "cancel", "fly", "--json").returncode == 1
+
+
+def test_a_waiting_run_can_be_cancelled(lost: Shell) -> None:
+    assert lost("resume", "fly").returncode == 3
+    cancelled = lost("runs", "cancel", "fly", "--json")
+    assert cancelled.returncode == 0
+    assert (cancelled.json()["done"], cancelled.json()["status"]) == ("cancelled", "failed")
+
+
+def test_resume_goes_on_when_the_worker_that_seemed_there_is_dead(shell: Shell) -> None:
+    with shell.start("worker") as worker:
+        assert job(shell, "looking", "look", "distributed") == 0
+        shell.until(lambda: shell("runs", "list", "--json").json()[0]["owner"], "the worker has the run")
+        os.kill(worker.process.pid, signal.SIGKILL)
+    done = shell("resume", "look")
+    assert done.returncode == 0, done
+    assert "no worker of queue 'vv-agent' is running; working on 'look' in this process" in done.stderr
+    assert "answer   Nothing there." in done.stdout
+
+
+def test_resume_without_the_code_of_the_run_says_what_is_lacking(shell: Shell) -> None:
+    assert job(shell, "rocket", "fly", VV_AGENT_CRASH="model:before") == -signal.SIGKILL
+    says(
+        shell("resume", "fly", VV_AGENT_IMPORTS=""), 1,
+        "run_incompatible: run 'fly' cannot go on here", "add 'tests.cli_jobs' to VV_AGENT_IMPORTS if you trust it",
+    )  # fmt: skip
+    assert shell("resume", "fly").returncode == 0
+
+
+def test_a_run_that_another_process_has_is_not_taken_from_it(shell: Shell) -> None:
+    command = [sys.executable, "-m", "tests.cli_jobs", "looking", "look"]
+    with Running(command, shell.folder, shell.env) as running:
+        shell.until(lambda: '"owner": "' in shell("runs", "list", "--json").stdout, "the run is under way")
+        says(shell("resume", "look"), 1, "checkpoint_claim_active: run 'look' is being advanced by another process")
+        shown = shell("runs", "show", "look")
+        assert "a process works on it; watch it:\n    vv-agent runs watch look\n" in shown.stdout
+        cancelled = shell("runs", "cancel", "look")
+        assert cancelled.stdout == (
+            "look: the cancel is posted; it goes on by itself. Watch it: vv-agent runs watch look\n"
+        )
+        assert shell("runs", "watch", "look").returncode == 1
+        running.finish()
+
+
+# Lists, events, errors.
+
+
+def test_lists_and_events_are_for_people_and_for_scripts(shell: Shell) -> None:
+    assert job(shell, "rocket", "fly") == 0
+    assert job(shell, "asking", "ask") == 0
+    heading, *rows = shell("runs", "list").stdout.splitlines()
+    assert heading.split() == ["KEY", "STATUS", "WAITS", "FOR", "CYCLE", "QUEUE", "AGE", "LABEL"]
+    assert [line.split()[0] for line in rows] == ["ask", "fly"]
+    machine = shell("runs", "list", "--status", "completed", "--json").json()
+    assert [(run["key"], run["state"], run["waits_for"]) for run in machine] == [("fly", "ended", None)]
+    nothing = shell("runs", "list", "--queue", "other")
+    assert (nothing.returncode, nothing.stdout) == (0, "")
+    assert nothing.stderr.startswith("no runs in sqlite:///")
+    told = shell("runs", "events", "fly").stdout
+    assert 'calls launch {"pad": "A"}' in told
+    events = [json.loads(line) for line in shell("runs", "events", "fly", "--json").stdout.splitlines()]
+    assert events[-1]["type"] == "run_completed"
+    last = told.splitlines()[-1].split()[0]
+    assert shell("runs", "events", "fly", "--after", last, "--json").stdout == ""
+    again = shell("runs", "watch", "fly")
+    assert again.returncode == 0
+    assert again.stdout.endswith("completed: Done.\n")
+
+
+@pytest.mark.parametrize(
+    "words", [("resume",), ("runs", "show"), ("runs", "watch"), ("runs", "events"), ("runs", "cancel")], ids=" ".join
+)
+def test_a_key_or_store_that_is_not_there_is_named(shell: Shell, words: tuple[str, ...]) -> None:
+    says(
+        shell(*words, "nobody"),
+        1,
+        "store_unavailable: there is no store at",
+        "start a run first, or set VV_AGENT_STORE",
+    )
+    assert not (shell.folder / ".vv-agent").exists()
+    open_store(shell.url).close()
+    says(
+        shell(*words, "nobody"), 1, "checkpoint_not_found: there is no run 'nobody' in sqlite:///", "vv-agent runs list"
+    )
+    says(shell(*words, "a\nb"), 1, "checkpoint_key_invalid")
+    says(shell(*words), 1, "Missing argument 'KEY'", f"Try 'vv-agent {' '.join(words)} -h' for help")
+
+
+def test_other_mistakes_are_named(shell: Shell) -> None:
+    says(shell(), 1, "usage_invalid: there is nothing to do; give --prompt")
+    says(shell("runs", "fly"), 1, "No such command 'fly'")
+    says(shell("runs", "list", "--limit", "0"), 1, "--limit")
+    says(shell("runs", "list", "--colour"), 1, "No such option: --colour")
+    open_store(shell.url).close()
+    says(shell("runs", "list", "--status", "fine"), 1, "--status 'fine' is not known; use one of running, completed")
+    wrong = shell("runs", "list", VV_AGENT_STORE="mysql://secret:word@host/x")
+    says(wrong, 1, "names no store; use sqlite:///PATH")
+    (shell.folder / "text.db").write_text("this is a letter, not a database, and longer than a hundred bytes" * 3)
+    says(shell("runs", "list", VV_AGENT_STORE="sqlite:///text.db"), 1, "store_corrupt", "restore a backup")
+    says(shell("runs", "list", VV_AGENT_LEASE_SECONDS="soon"), 1, "VV_AGENT_LEASE_SECONDS='soon' must be a number")
+    says(shell("worker", "--processes", "0"), 1, "--processes")
+
+
+def test_help_costs_little_and_lists_everything(shell: Shell) -> None:
+    program = (
+        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True);"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN); print(used.ru_utime + used.ru_stime)"
+    )
+    command = [sys.executable, "-c", program, sys.executable, "-m", "vv_agent.cli", "--help"]
+    spent = [float(subprocess.check_output(command, text=True, env=shell.env, cwd=ROOT)) for _ in range(3)]
+    assert min(spent) < 0.3
+    said = shell("--help").stdout
+    for word in ("worker", "resume", "doctor", "runs", "--prompt WORDS", "--detach"):
+        assert word in said
+
+
+def test_fifty_thousand_runs_are_listed_at_once(shell: Shell) -> None:
+    store = open_store(shell.url)
+    for start in range(0, 50_000, 5_000):
+        store.create([
+            NewRun(key=f"k{n}", run_id=f"r{n}", definition="d", definition_body=b"", body=b"", queue="q")
+            for n in range(start, start + 5_000)
+        ])  # fmt: skip
+    store.close()
+    program = (
+        "import sys, time; import vv_agent.checkpoint.sql; from vv_agent.cli.runs import list_runs; "
+        "began = time.monotonic(); list_runs(status=None, queue=None, limit=20, as_json=False); "
+        "sys.stderr.write(str(time.monotonic() - began))"
+    )  # what the libraries take to load is the same for a store of ten runs
+    command = [sys.executable, "-c", program]
+    env = {**shell.env, "VV_AGENT_STORE": shell.url}
+    runs = [subprocess.run(command, capture_output=True, text=True, env=env, check=True) for _ in range(3)]
+    assert all(len(done.stdout.splitlines()) == 21 for done in runs)
+    assert min(float(done.stderr) for done in runs) < 0.3
+    assert shell("runs", "list", "--limit", "3").stdout.splitlines()[1].startswith("k49999 ")

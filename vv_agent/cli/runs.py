@@ -1,0 +1,287 @@
+"""`vv-agent runs ...`: look at runs, watch them, and tell them what they wait for. None of this makes a store."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vv_agent.checkpoint.record import Filter, Head, ParkReason, Posted, Signal, State
+from vv_agent.checkpoint.store import CheckpointStore, open_store
+from vv_agent.cli import render
+from vv_agent.cli.text import ago, command
+from vv_agent.cli.view import Step, View, existing, lines, place, read_events, read_view, row, timeline
+from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from vv_agent.checkpoint.reconciliation import ReconciliationDecision
+
+_FAILED = ("failed", "max_cycles")
+_WAITING = ("wait_user", "reconciliation_required")
+STATUSES = ("running", "completed", *_FAILED, *_WAITING)
+
+
+@contextmanager
+def _store() -> Iterator[tuple[CheckpointStore, Settings]]:
+    """The store of the settings, which must be there."""
+    settings = read_settings()
+    store = open_store(settings.store, create=False)
+    try:
+        yield store, settings
+    finally:
+        store.close()
+
+
+def code_of(status: str) -> int:
+    """0 finished (or still running), 1 failed, 3 it waits for a person."""
+    return 1 if status in _FAILED else 3 if status in _WAITING else 0
+
+
+# Looking.
+
+
+def list_runs(*, status: str | None, queue: str | None, limit: int, as_json: bool) -> int:
+    """The newest runs."""
+    if status is not None and status not in STATUSES:
+        raise ConfigError("usage_invalid", f"--status {status!r} is not known; use one of {', '.join(STATUSES)}")
+    with _store() as (store, _):
+        wanted = Filter(statuses=frozenset({status}) if status else None, queue=queue, limit=limit)
+        heads, now, where = store.find(wanted), store.now(), place(store)
+    if as_json:
+        render.as_json([row(head, now) for head in heads])
+    elif heads:
+        render.table(_COLUMNS, [_short_row(head, now) for head in heads])
+    else:
+        sys.stderr.write(f"no runs in {where}{' that match' if status or queue else ''}\n")
+    return 0
+
+
+_COLUMNS = {
+    "key": "Key", "status": "Status", "waits_for": "Waits for", "cycle": "Cycle", "queue": "Queue", "age": "Age",
+    "label": "Label",
+}  # fmt: skip
+
+
+def _short_row(head: Head, now: int) -> dict[str, Any]:
+    return {**row(head, now), "age": ago(now - head.created_at)}
+
+
+def show(key: str, *, as_json: bool) -> int:
+    """One run: where it stands, what happened, what can be done."""
+    with _store() as (store, _):
+        view = read_view(store, key)
+        events = [event for _, event in read_events(store, key)]
+    if as_json:
+        told = [{"at": at, "text": text.strip()} for at, text in timeline(events)]
+        render.as_json({**view.to_json(), "timeline": told})
+        return code_of(view.head.status)
+    render.pairs(lines(view))
+    render.say("\ntimeline")
+    for at, text in timeline(events):
+        render.say(f"  {at}  {text}")
+    say_next(view.next)
+    return code_of(view.head.status)
+
+
+def say_next(steps: tuple[Step, ...]) -> None:
+    """What can be done, each with the command to copy."""
+    if steps:
+        render.say("\nnext")
+    for step in steps:
+        render.say(f"  {step.why}{':' if step.command else ''}")
+        if step.command:
+            render.say(f"    {step.command}")
+
+
+def events(key: str, *, after: int, as_json: bool) -> int:
+    """The durable events of a run."""
+    from vv_agent.cli.follow import JsonLines
+
+    with _store() as (store, _):
+        found = read_events(store, key, after)
+    if as_json:
+        out = JsonLines(sys.stdout)
+        for _, event in found:
+            out.tell(event)
+        return 0
+    columns = {"n": "N", "at": "At", "cycle": "Cycle", "type": "Type", "what": "What"}
+    render.table(columns, [_event_row(number, event) for number, event in found])
+    return 0
+
+
+def _event_row(number: int, event: Any) -> dict[str, Any]:
+    from vv_agent.cli.follow import line_of
+    from vv_agent.cli.text import iso
+
+    told = (line_of(event) or "").strip()
+    return {"n": number, "at": iso(event.created_at), "cycle": event.cycle_index, "type": event.type, "what": told}
+
+
+def watch(key: str, *, as_json: bool) -> int:
+    """A run from its first event on, until it ends or rests. Ctrl-C leaves it alone."""
+    from vv_agent.cli.follow import JsonLines, Narrator, Talker
+    from vv_agent.runner import Runner
+
+    with _store() as (store, settings):
+        existing(store, key)
+        handle = Runner(settings=settings).attach(key, store=store)
+        narrator: Narrator = JsonLines(sys.stdout) if as_json else Talker(sys.stdout, store, key)
+        try:
+            for event in handle.events():
+                narrator.tell(event)
+        except KeyboardInterrupt:
+            sys.stderr.write(f"\nno longer watching; the run is not touched. Again: {command('runs', 'watch', key)}\n")
+            return 130
+        narrator.end()
+        handle.result()
+        view = read_view(store, key)
+    if not as_json:
+        say_next(view.next)
+    return code_of(view.head.status)
+
+
+# Telling.
+
+
+def cancel(key: str, *, reason: str | None, as_json: bool) -> int:
+    """Ask a run to stop; one that nobody works on is ended here."""
+    import secrets
+
+    from vv_agent import process
+    from vv_agent.dispatch.distributed import settle
+    from vv_agent.runtime.inbox import cancel_signal
+
+    with _store() as (store, settings):
+        existing(store, key)
+        posted = store.post(key, cancel_signal(f"cancel_{secrets.token_hex(8)}", reason))
+        settle(process.engine_for(store, settings), process.dispatcher_for(store, settings), posted.head)
+        view = read_view(store, key)
+    return _told(view, "cancelled" if view.over else "the cancel is posted", as_json)
+
+
+def answer(key: str, text: str, *, as_json: bool) -> int:
+    """Answer a run that waits for its user."""
+    from vv_agent.runtime.inbox import answer_signal
+
+    with _store() as (store, settings):
+        head = _parked(store, key, ParkReason.INPUT, "an answer")
+        signal = answer_signal(f"answer_{head.revision}", text)
+        return _told(_post(store, settings, key, signal), "the answer is posted", as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a person decided: retry, done, failed or abort, with the text that goes with it."""
+
+    kind: str
+    text: str = ""
+
+    @classmethod
+    def of(cls, *, retry: bool, done: str | None, failed: str | None, abort: str | None) -> Verdict:
+        """The one decision the options give; `usage_invalid` for none or several."""
+        texts = {"done": done, "failed": failed, "abort": abort}
+        given = [cls("retry")] if retry else []
+        given += [cls(kind, text) for kind, text in texts.items() if text is not None]
+        if len(given) != 1:
+            named = " and ".join(f"--{verdict.kind}" for verdict in given)
+            problem = f"{named} contradict each other" if given else "there is no decision"
+            raise ConfigError(
+                "usage_invalid", f"{problem}; give exactly one of --retry, --done TEXT, --failed TEXT, --abort TEXT"
+            )
+        return given[0]
+
+    def decision(self, operation: str, operation_kind: str) -> ReconciliationDecision:
+        """The decision on the wire; the receipt of `done` fits the kind of the operation."""
+        from vv_agent.checkpoint.reconciliation import ABORT_CODE, ReconciliationDecision
+        from vv_agent.results import ToolExecutionResult
+
+        match self.kind:
+            case "retry":
+                return ReconciliationDecision.retry()
+            case "failed":
+                return ReconciliationDecision.record_failure("operator_reported_failure", self.text)
+            case "abort":
+                return ReconciliationDecision.abort(ABORT_CODE, self.text)
+        if operation_kind == "model":
+            return ReconciliationDecision.replay_response({"content": self.text, "tool_calls": []})
+        result = ToolExecutionResult(tool_call_id=operation, content=self.text)
+        return ReconciliationDecision.replay_result(result.to_wire())
+
+
+def reconcile(key: str, operation: str, verdict: Verdict, *, as_json: bool) -> int:
+    """Decide what became of the operation a run waits for."""
+    from vv_agent.runtime.inbox import reconcile_signal
+
+    with _store() as (store, settings):
+        head = _parked(store, key, ParkReason.RECONCILIATION, "a decision about an operation")
+        view = read_view(store, key)
+        _check_operation(view, operation)
+        decision = verdict.decision(operation, str((view.observation or {}).get("operation_kind")))
+        signal = reconcile_signal(f"reconcile_{head.revision}_{operation}", operation, decision.to_wire())
+        return _told(_post(store, settings, key, signal), "the decision is posted", as_json)
+
+
+def _check_operation(view: View, operation: str) -> None:
+    known = str((view.observation or {}).get("operation_id"))
+    if operation != known:
+        raise ConfigError(
+            "usage_invalid",
+            f"run {view.head.key!r} does not wait for a decision about {operation!r} but about {known!r}; "
+            f"give that one: {command('runs', 'reconcile', view.head.key, known)} --retry",
+        )
+
+
+def _parked(store: CheckpointStore, key: str, reason: ParkReason, what: str) -> Head:
+    """The head of a run that waits for this; otherwise `run_not_waiting` says what it does."""
+    head = existing(store, key).head
+    if head.state is not State.PARKED or head.reason is not reason:
+        stands = f"waits for: {head.reason}" if head.state is State.PARKED else f"is {head.status}"
+        raise ConfigError(
+            "run_not_waiting",
+            f"run {key!r} {stands}; it does not wait for {what}. What it needs: {command('runs', 'show', key)}",
+        )
+    return head
+
+
+def _post(store: CheckpointStore, settings: Settings, key: str, signal: Signal) -> View:
+    """Post a decision, of which the first one counts, and wake a worker."""
+    from vv_agent import process
+    from vv_agent.dispatch.base import hint
+
+    posted: Posted = store.post(key, signal)
+    if not posted.new and posted.signal.body != signal.body:
+        raise CheckpointError(
+            "already_decided",
+            f"run {key!r} has been told something else already, and the first word counts; it goes on with that: "
+            f"{command('resume', key)}",
+        )
+    hint(process.dispatcher_for(store, settings), posted.head, store.id)
+    return read_view(store, key)
+
+
+def _told(view: View, said: str, as_json: bool) -> int:
+    """What was done, and how it goes on."""
+    if as_json:
+        render.as_json({"done": said, **view.to_json()})
+    elif view.over:
+        render.say(f"{view.head.key}: {said}")
+    elif view.served or view.holder_alive:
+        render.say(
+            f"{view.head.key}: {said}; it goes on by itself. Watch it: {command('runs', 'watch', view.head.key)}"
+        )
+    else:
+        render.say(f"{view.head.key}: {said}; continue with: {command('resume', view.head.key)}")
+    return 0
+
+
+def complete_key(incomplete: str) -> list[tuple[str, str]]:
+    """Keys for the shell's completion, newest first, with their status."""
+    try:
+        with _store() as (store, _):
+            heads = store.find(Filter(limit=200))
+    except Exception:  # a shell in the middle of a line is told nothing
+        return []
+    return [(head.key, head.status) for head in heads if head.key.startswith(incomplete)]

@@ -1,0 +1,42 @@
+"""Texts for a terminal: times, quoted commands, and foreign text that cannot control it."""
+
+from __future__ import annotations
+
+import shlex
+import unicodedata
+from datetime import UTC, datetime
+
+
+def iso(seconds: float) -> str:
+    """Unix seconds as `2026-01-31T12:00:00Z`."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def iso_ms(milliseconds: int) -> str:
+    return iso(milliseconds / 1000)
+
+
+def ago(milliseconds: int) -> str:
+    """A duration in words of two letters: `12s`, `5m`, `3h`, `4d`."""
+    seconds = max(0, milliseconds // 1000)
+    for size, letter in ((86_400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{letter}"
+    return f"{seconds}s"
+
+
+def command(*words: str) -> str:
+    """A command of ours, quoted so that it can be copied into a shell."""
+    return shlex.join(("vv-agent", *words))
+
+
+def safe(text: str, *, lines: bool = False) -> str:
+    """Text of a model, tool or key without control characters: it can neither move the cursor nor ring the bell."""
+    kept = "\n\t" if lines else ""
+    return "".join("?" if unicodedata.category(c) in ("Cc", "Cs") and c not in kept else c for c in text)
+
+
+def short(text: str, most: int) -> str:
+    """One safe line of at most `most` characters."""
+    line = safe(" ".join(text.split()))
+    return line if len(line) <= most else f"{line[: most - 1]}…"
