@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import secrets
+import shlex
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from vv_agent._facade import on_class_too
 from vv_agent.agent import Agent
 from vv_agent.checkpoint.admission import Admission, admit
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy, validate_key
+from vv_agent.checkpoint.identity import tool_operation_id
 from vv_agent.checkpoint.record import Head, NewRun, ParkReason, Seen, Snapshot, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.config import ExecutionMode, RunConfig, effective_config
@@ -27,6 +29,7 @@ from vv_agent.events import RunEvent
 from vv_agent.llm.reference import ModelProvider
 from vv_agent.messages import Message
 from vv_agent.result import ResolvedModel, RunResult, RunState
+from vv_agent.results import AgentStatus, ResumeObservation
 from vv_agent.run_handle import RunHandle
 from vv_agent.runtime import eventlog, extensions, journal
 from vv_agent.runtime.advance import Advanced
@@ -644,11 +647,26 @@ def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...]) -> RunRe
     definition = RunDefinition.decode(engine.store.definition(head.definition))
     model = _resolved_model(definition)
     metadata = {**definition.run_metadata, "trace_id": body.trace_id, "backend": model.backend}
+    if raw.status is AgentStatus.RECONCILIATION_REQUIRED and raw.resume_observation is not None:
+        metadata["waits_for"] = _doubt(key, transcript, raw.resume_observation)
     return RunResult.of(
         raw, input=transcript.inputs.get(body.segment, ""), run_id=body.run_id, trace_id=body.trace_id,
         agent_name=body.agent, new_items=transcript.new_items(body.segment), events=events,
         metadata={**metadata, "resolved_model": model.model_id}, resolved_model=model,
     )  # fmt: skip
+
+
+def _doubt(key: str, transcript: Transcript, observation: ResumeObservation) -> str:
+    """What a run that parked for a decision waits for, in words."""
+    turn = transcript.turns.get(max(transcript.turns, default=0))
+    names = {tool_operation_id(turn.cycle, n): call.name for n, call in enumerate(turn.calls, 1)} if turn else {}
+    tool = names.get(observation.operation_id)
+    what = f"the call of the tool {tool!r}" if tool else f"the {observation.operation_kind} call"
+    decide = f"vv-agent runs reconcile {shlex.quote(key)} {observation.operation_id}"
+    return (
+        f"{what} was started and its outcome is not known; look what became of it, then decide: "
+        f"{decide} --retry, --done TEXT, --failed TEXT or --abort TEXT"
+    )
 
 
 def _resolved_model(definition: RunDefinition) -> ResolvedModel:

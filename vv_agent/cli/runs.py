@@ -214,13 +214,17 @@ class Verdict:
 def reconcile(key: str, operation: str, verdict: Verdict, *, as_json: bool) -> int:
     """Decide what became of the operation a run waits for."""
     from vv_agent.runtime.inbox import reconcile_signal
+    from vv_agent.runtime.transcript import unpack
 
     with _store() as (store, settings):
         head = _parked(store, key, ParkReason.RECONCILIATION, "a decision about an operation")
         view = read_view(store, key)
         _check_operation(view, operation)
         decision = verdict.decision(operation, str((view.observation or {}).get("operation_kind")))
-        signal = reconcile_signal(f"reconcile_{head.revision}_{operation}", operation, decision.to_wire())
+        entry = existing(store, key).journal.get(operation)
+        attempt = unpack(entry, f"journal entry {operation}")["attempt"] if entry else None
+        name = f"reconcile_{head.revision}_{operation}"
+        signal = reconcile_signal(name, operation, decision.to_wire(), attempt)
         return _told(_post(store, settings, key, signal), "the decision is posted", as_json)
 
 

@@ -37,7 +37,10 @@ class Failing:
 def parked(folder: Path, **options: Any) -> tuple[Host, Failing]:
     failing = Failing()
     host = Host(MemoryStore(), folder, [failing.tool], **options)
-    assert host.run([asks()]).ok.status == "reconciliation_required"
+    result = host.run([asks()]).ok
+    assert result.status == "reconciliation_required"
+    assert "'write_record' was started and its outcome is not known" in result.metadata["waits_for"]
+    assert f"vv-agent runs reconcile {KEY} {TOOL} --retry" in result.metadata["waits_for"]
     return host, failing
 
 
