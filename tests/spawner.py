@@ -5,6 +5,7 @@ python -m tests.spawner      (reads requests, writes pids and exits as JSON line
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -86,7 +87,8 @@ class Started:
     def signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.alive:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended, and its exit is still on the way here
+                os.kill(self.pid, number)
 
     def wait(self, timeout: float = 30) -> int:
         """Its exit code; negative for the signal that ended it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import threading
 from collections.abc import Awaitable
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
+
+log = logging.getLogger("vv_agent.tools")
 
 
 def run_async(awaitable: Awaitable[T], *, cancellation: CancellationToken | None = None) -> T:
@@ -43,7 +46,12 @@ def run_async(awaitable: Awaitable[T], *, cancellation: CancellationToken | None
 
 
 async def _awaited(awaitable: Awaitable[T]) -> T:
-    return await awaitable
+    """asyncio would let these two through the loop, which every other awaitable of the process needs, and the waiting
+    thread could not tell them from an interrupt of its own."""
+    try:
+        return await awaitable
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}".removesuffix(": ")) from error
 
 
 class _LoopThread:
@@ -58,14 +66,14 @@ class _LoopThread:
 
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is None:
+            if self._loop is None or self.thread is None or not self.thread.is_alive():
                 if not self._watches_forks:
                     os.register_at_fork(after_in_child=self._forget)
                     self._watches_forks = True
                 import asyncio
 
                 self._loop = asyncio.new_event_loop()
-                self.thread = threading.Thread(target=self._loop.run_forever, name="vv-agent-async", daemon=True)
+                self.thread = threading.Thread(target=_serve, args=(self._loop,), name="vv-agent-async", daemon=True)
                 self.thread.start()
             return self._loop
 
@@ -74,6 +82,15 @@ class _LoopThread:
         self._inherited = self._loop
         self._loop = self.thread = None
         self._lock = threading.Lock()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop, also after a task or callback raised through it or stopped it: others still wait on it."""
+    while not loop.is_closed():
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            log.warning("asynchronous code of a tool raised %s outside of its call; ignored", type(error).__name__)
 
 
 _thread = _LoopThread()

@@ -71,9 +71,33 @@ class Agent:
             raise ConfigError(
                 "agent_invalid", f"tool_use_behavior {self.tool_use_behavior!r} is not one of {', '.join(_BEHAVIORS)}"
             )
+        self._check_tools()
         check_max_cycles(self.max_cycles)
         if self.no_tool_policy is not None:
             self.no_tool_policy = NoToolPolicy(self.no_tool_policy)
+
+    def _check_tools(self) -> None:
+        """The run checks again, together with the tools it adds: a list may change until then."""
+        if not self.tools:
+            return
+        from vv_agent.tools.base import Tool
+
+        if isinstance(self.tools, str) or not isinstance(self.tools, Sequence):
+            raise ConfigError("agent_invalid", f"tools of agent {self.name!r} must be a list, not {self.tools!r}")
+        names: set[str] = set()
+        for tool in self.tools:
+            if not isinstance(tool, Tool):
+                raise ConfigError(
+                    "tool_invalid",
+                    f"{tool!r} among the tools of agent {self.name!r} is no tool; "
+                    "decorate the function with @function_tool, or use FunctionTool",
+                )
+            if tool.name in names:
+                raise ConfigError(
+                    "tool_already_registered",
+                    f"agent {self.name!r} has two tools named {tool.name!r}; list the tool once, or rename one",
+                )
+            names.add(tool.name)
 
     def resolve_instructions(self, run_context: RunContext | None = None) -> str:
         """The instructions as text; a function is called with the run's context and this agent."""

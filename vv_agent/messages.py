@@ -50,7 +50,10 @@ class ToolCall:
 
     def parsed(self) -> dict[str, Any]:
         """The arguments as an object; `ValueError` if the text is not one (empty text and null mean {})."""
-        value = json.loads(self.arguments) if self.arguments.strip() else {}
+        try:
+            value = json.loads(self.arguments) if self.arguments.strip() else {}
+        except RecursionError:
+            raise ValueError("tool call arguments are nested too deeply") from None
         if value is None:
             return {}
         if not isinstance(value, dict):

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.record import Presence
@@ -21,8 +20,8 @@ from vv_agent.settings import Settings
 
 _lock = threading.Lock()
 _stores: dict[tuple[int, str], CheckpointStore] = {}
-_engines: WeakKeyDictionary[CheckpointStore, Engine] = WeakKeyDictionary()
-_tailers: WeakKeyDictionary[CheckpointStore, Tailer] = WeakKeyDictionary()
+_ENGINE, _TAILER = "_vv_engine", "_vv_tailer"
+"""Attributes of a store: what this process made for it lives as long as the store, and is freed with it."""
 _memory: list[tuple[int, MemoryStore]] = []
 _brokers: dict[str, CycleDispatcher] = {}
 
@@ -56,9 +55,9 @@ def settings_provider(settings: Settings) -> ModelProvider:
 def engine_for(store: CheckpointStore, settings: Settings) -> Engine:
     """The engine with which this process advances runs of a store on request, whatever their queue."""
     with _lock:
-        engine = _engines.get(store)
+        engine: Engine | None = vars(store).get(_ENGINE)
         if engine is None or engine.pid != os.getpid():
-            engine = _engines[store] = make_engine(store, settings)
+            engine = vars(store)[_ENGINE] = make_engine(store, settings)
         return engine
 
 
@@ -77,9 +76,9 @@ def dispatcher_for(store: CheckpointStore, settings: Settings) -> CycleDispatche
 def tailer_for(store: CheckpointStore) -> Tailer:
     """The thread that follows other processes' runs of a store."""
     with _lock:
-        tailer = _tailers.get(store)
+        tailer: Tailer | None = vars(store).get(_TAILER)
         if tailer is None or tailer.pid != os.getpid():
-            tailer = _tailers[store] = Tailer(store)
+            tailer = vars(store)[_TAILER] = Tailer(store)
         return tailer
 
 

@@ -146,6 +146,10 @@ class RunHandle:
 
     # For the runner.
 
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Call once the outcome is there."""
+        self._future.add_done_callback(lambda _: call())
+
     def fail(self, error: BaseException) -> None:
         """The run cannot be followed any more."""
         self._future.set_exception(error)

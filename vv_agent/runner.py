@@ -35,6 +35,7 @@ from vv_agent.runtime.context import Engine
 from vv_agent.runtime.feed import EventFeed
 from vv_agent.runtime.inbox import answer_signal, resume_signal
 from vv_agent.runtime.output import agent_result
+from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.program import Program, check_compatible
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.tail import rests
@@ -325,7 +326,7 @@ class _Start:
         """Carry the run on: in the caller's thread, in one of our own, or by workers."""
         token = self._config.cancellation_token
         if token is not None:
-            token.on_cancel(lambda: self.handle.leave(token.reason))
+            self.handle.when_over(token.on_cancel(lambda: self.handle.leave(token.reason)))
         if self._run.rests:
             self.handle.finish(lambda: read_result(self.engine, self._run.key, ()))
         elif not self.backend.local:
@@ -472,7 +473,7 @@ def _admit(engine: Engine, program: Program, new: NewRun, policy: ResumePolicy, 
         return _readmit(engine, program, found, policy, may_attach=may_attach)
     admit(policy, new.key, present=False)
     try:
-        (head,) = store.create([new])
+        (head,) = patiently(lambda: store.create([new]))
     except CheckpointError as error:
         lost_race = error.code == "checkpoint_already_exists" and policy is ResumePolicy.RESUME_IF_PRESENT
         found = store.load(new.key, Seen(entries=1 << 24)) if lost_race else None
@@ -548,11 +549,15 @@ def _existing(store: CheckpointStore, key: str) -> Snapshot:
 def _wake(store: CheckpointStore, dispatcher: CycleDispatcher, snapshot: Snapshot, text: str | None) -> None:
     """Post what makes a resting run go on."""
     head = snapshot.head
-    waits = head.state is State.PARKED and head.reason is ParkReason.INPUT
+    waits = head.reason is ParkReason.INPUT and head.state in (State.PARKED, State.READY)
     if text is not None:
         if not waits:
             raise ConfigError("run_not_waiting", f"run {head.key!r} is {head.status}, it waits for no input")
-        hint(dispatcher, store.post(head.key, answer_signal(f"answer_{head.revision}", text)).head, store.id)
+        answer = answer_signal(f"answer_{head.revision}", text)
+        posted = store.post(head.key, answer)
+        if posted.signal.body != answer.body:
+            raise ConfigError("already_decided", f"run {head.key!r} was answered already, with another text")
+        hint(dispatcher, posted.head, store.id)
     elif rests(head) and head.state is not State.ENDED and not waits:
         hint(dispatcher, store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}")).head, store.id)
 
@@ -560,7 +565,7 @@ def _wake(store: CheckpointStore, dispatcher: CycleDispatcher, snapshot: Snapsho
 def _served(store: CheckpointStore, head: Head) -> bool:
     from vv_agent.dispatch.distributed import workers_of
 
-    return head.queue is not None and workers_of(store, head.queue, 10.0)
+    return head.queue is not None and workers_of(store, head.queue)
 
 
 def _follow(

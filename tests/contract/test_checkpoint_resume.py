@@ -80,7 +80,6 @@ class Service:
         self.keys: list[str] = []
         self.attempts: list[int] = []
         self._result = result
-        self.die = False
 
     def tool(self, support: str, name: str = "write_record") -> Any:
         @function_tool(name=name, idempotency=support)
@@ -90,8 +89,6 @@ class Service:
             self.attempts.append(context.attempt)
             if context.idempotency_key not in self.effects:
                 self.effects.append(context.idempotency_key)
-            if self.die:
-                raise Died("in the tool")
             if self._result is None:
                 return ToolOutput.text("ok")
             return ToolExecutionResult.from_wire({k: v for k, v in self._result.items() if v is not None})
@@ -256,9 +253,9 @@ def interrupt(point: str, host: Host, service: Service) -> None:
         case "after_tool_planned_before_started":
             host.seed(receipt(asks()), journal={TOOL: {"state": "planned", "attempt": 1}})
         case "after_tool_started_and_side_effect_before_receipt":
-            service.die = True
-            host.run([asks()])
-            service.die = False
+            died = host.run([asks()], die_at=("store.save.commit", "before", 1))
+            assert isinstance(died.error, Died)
+            assert service.keys
             service.keys.clear()
         case "after_tool_receipt_before_cycle_commit":
             host.seed(receipt(asks()), ["t", 1, 0, RESULT])
@@ -311,9 +308,8 @@ def test_a_policy_repeats_a_started_call_of_a_repeatable_tool_with_its_key(
     service = Service()
     policy = {"ambiguous_tool_policy": "retry_idempotent_only"}
     host = Host(store, tmp_path, [service.tool("supported")], checkpoint=policy)
-    service.die = True
-    host.run([asks()])
-    service.die = False
+    died = host.run([asks()], die_at=("store.save.commit", "before", 1))
+    assert isinstance(died.error, Died)
     assert host.run(["done"]).ok.status == "completed"
     assert (len(service.keys), len(set(service.keys)), len(service.effects)) == (2, 1, 1)
 

@@ -388,15 +388,24 @@ def test_takeovers_back_off_and_the_sixth_parks(store: CheckpointStore, clock: C
     assert claimed(store, token="f" * 32).snapshot.head.recoveries == 0
 
 
-def test_any_save_forgets_the_takeovers(store: CheckpointStore, clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("change", "counted"),
+    [
+        (Change(1, Progress(), log=(b"a receipt",)), 1),
+        (Change(1, Commit(keep=True)), 1),
+        (Change(1, Progress(), journal={"op": b"started again"}, starts=True), 2),
+    ],
+    ids=["receipt", "commit", "the same start again"],
+)
+def test_progress_forgets_the_takeovers(store: CheckpointStore, clock: Clock, change: Change, counted: int) -> None:
     store.create([new()])
     claimed(store)
     clock.advance(LEASE)
     second = claimed(store, token="c" * 32)
     assert second.snapshot.head.recoveries == 1
-    store.save(second.claim, Change(1, Progress()))
-    clock.advance(LEASE)
-    assert claimed(store, token="d" * 32).snapshot.head.recoveries == 1
+    head = store.save(second.claim, change).head
+    clock.advance(LEASE + 3_000)
+    assert claimed(store, cycle=head.cycle, token="d" * 32).snapshot.head.recoveries == counted
 
 
 def test_a_child_is_made_with_its_parents_save_and_a_cancel_reaches_the_tree(store: CheckpointStore) -> None:

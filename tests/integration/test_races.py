@@ -324,7 +324,7 @@ def _claim_all() -> None:
         for n in range(int(count))
         if isinstance(store.claim(f"k{n}", 1, letter * 32, owner=f"host/{letter}/1", lease=LEASE), Claimed)
     ]
-    print(",".join(map(str, given)))
+    print("given:", *given)
 
 
 def test_of_two_processes_that_claim_one_is_given(world: World) -> None:
@@ -336,7 +336,7 @@ def test_of_two_processes_that_claim_one_is_given(world: World) -> None:
     given = []
     for racer in racers:
         assert racer.wait() == 0, racer.said()
-        given.append({int(n) for n in racer.said().split()[-1].split(",") if n})
+        given.append({int(n) for n in racer.said().rpartition("given:")[2].partition("\n")[0].split()})
     assert not given[0] & given[1]
     assert len(given[0] | given[1]) == ROUNDS
     tell("two claiming processes", world.store, Counter(a=len(given[0]), b=len(given[1])), began)

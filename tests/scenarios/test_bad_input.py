@@ -217,7 +217,11 @@ def test_wrong_arguments_of_a_run_are_refused_at_the_start(tmp_path: Path, sqlit
         ),
         ("agent_invalid", lambda: Agent(name=" ", instructions="x")),
         ("agent_invalid", lambda: Agent(name="a", instructions="  ")),
-        ("tool_invalid", lambda: start.run_sync(Agent(name="a", instructions="x", tools=[print]), "go")),  # type: ignore[list-item]
+        ("tool_invalid", lambda: Agent(name="a", instructions="x", tools=[print])),  # type: ignore[list-item]
+        ("tool_invalid", lambda: start.run_sync(_changed(print), "go")),
+        ("tool_already_registered", lambda: Agent(name="a", instructions="x", tools=[_look, _look])),
+        ("tool_already_registered", lambda: start.run_sync(_changed(_look, function_tool(name="_look")(_other)), "go")),
+        ("agent_invalid", lambda: Agent(name="a", instructions="x", tools=_look)),  # type: ignore[arg-type]
         ("model_not_configured", lambda: Runner(model_provider=_NoDefault(), workspace=tmp_path).run_sync(AGENT, "go")),
         ("checkpoint_not_found", lambda: start.resume("nobody", store=sqlite)),
     ]
@@ -226,6 +230,24 @@ def test_wrong_arguments_of_a_run_are_refused_at_the_start(tmp_path: Path, sqlit
             misuse()
         assert error.value.code == code, error.value
         assert len(error.value.message) > 20
+
+
+@function_tool
+def _look() -> str:
+    """Look."""
+    return "seen"
+
+
+def _other() -> str:
+    """Look elsewhere."""
+    return "seen"
+
+
+def _changed(*tools: Any) -> Agent:
+    """An agent whose list of tools was changed after it was made."""
+    agent = Agent(name="a", instructions="x", tools=[])
+    agent.tools = tools
+    return agent
 
 
 class _NoDefault(ScriptedProvider):

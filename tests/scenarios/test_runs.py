@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness import until
 from tests.scenarios.conftest import Bench, an_agent
 from vv_agent import (
     CancellationToken,
@@ -94,6 +95,11 @@ def prompts(index: int, history: Any, state: Any) -> list[Message]:
     """Messages of the program before each cycle; counts its calls by the run's input."""
     counted[f"{history[1].content} {index}"] += 1
     return [Message("user", f"prompt {index}")]
+
+
+def much_later(request: ModelRequest) -> Any:
+    """Asks to come back in half a minute."""
+    raise RetryLater("busy", 30.0)
 
 
 def later_once(request: ModelRequest) -> Any:
@@ -185,6 +191,14 @@ def test_a_model_that_asks_to_come_back_later(bench: Bench) -> None:
     assert len(ids) == len(set(ids))
     assert [e.type for e in handle.events()].count("llm_started") == 2
     assert bench.store.load("k").head.attempt == 1  # type: ignore[union-attr]
+
+
+def test_a_run_that_waits_for_the_provider_is_cancelled_at_once(bench: Bench) -> None:
+    handle = bench.start(an_agent(), [much_later], key="k")
+    until(lambda: bench.store.load("k").head.state is State.PARKED, "the run is parked")  # type: ignore[union-attr]
+    assert handle.cancel("enough")
+    result = handle.result(5)  # of the thirty seconds the provider asked for
+    assert (result.completion_reason, result.final_output) == ("cancelled", "enough")
 
 
 def test_wrong_arguments_and_a_denied_tool_are_results(bench: Bench) -> None:

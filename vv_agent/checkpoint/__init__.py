@@ -1,7 +1,7 @@
 """The record of a run and the stores that keep it. Nothing in here knows what an agent is.
 
-`record` has the values, `transitions` the rules (pure), `store` the verbs and their contract, `memory` and `sql`
-two places to keep it all. `open_store(url)` gives the store a URL names.
+`record` has the values, `transitions` the rules (pure), `store` the verbs and their contract; `memory`, `sql` and
+`redis` are places to keep it all. `open_store(url)` gives the store a URL names.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _HOMES = {
         "vv_agent.checkpoint.record",
     ),
     "MemoryStore": "vv_agent.checkpoint.memory",
+    "RedisStore": "vv_agent.checkpoint.redis",
     "SqlStore": "vv_agent.checkpoint.sql",
 }  # fmt: skip
 __all__ = sorted(_HOMES)  # noqa: PLE0605

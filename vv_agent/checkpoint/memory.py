@@ -16,8 +16,10 @@ Clock = Callable[[], int]
 """A clock in milliseconds."""
 
 
-def wall_clock() -> int:
-    return time.time_ns() // 1_000_000
+def steady_clock() -> Clock:
+    """The wall time of now, going on monotonically: a step of the wall clock ends no lease."""
+    start = time.time_ns() - time.monotonic_ns()
+    return lambda: (start + time.monotonic_ns()) // 1_000_000
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ class MemoryStore(CheckpointStore):
     def __init__(self, clock: Clock | None = None) -> None:
         self.url, self.id = "memory://", uuid.uuid4().hex
         self.live: Live = MemoryLive()
-        self._clock = clock or wall_clock
+        self._clock = clock or steady_clock()
         self._changed = threading.Condition(threading.RLock())
         self._version = 0
         self._records: dict[str, _Record] = {}

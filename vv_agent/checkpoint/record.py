@@ -189,7 +189,7 @@ class Refused:
     """The claim was not given and nothing else changed. `why` is a stable word.
 
     not_found, ended, parked, wrong_cycle (a later or earlier cycle is open), live_lease, backing_off (recovered a
-    moment ago), attempts (parked now, the poison limit), queue, schema, cancelled_root.
+    moment ago), attempts (parked now, the poison limit), queue, schema.
     """
 
     why: str

@@ -36,6 +36,7 @@ from vv_agent.checkpoint.record import (
     Snapshot,
     State,
 )
+from vv_agent.checkpoint.urls import without_password
 from vv_agent.errors import CheckpointError, StoreError
 
 T = TypeVar("T")
@@ -128,13 +129,15 @@ class CheckpointStore(ABC):
     # The verbs.
 
     def create(self, runs: Sequence[NewRun]) -> tuple[Head, ...]:
-        """Insert records with their first entries, ready and due. Idempotent by run id; a key that another run
-        holds raises `checkpoint_already_exists` and nothing is inserted."""
+        """Insert records with their first entries, ready and due; they survive power loss once this returns.
+
+        Idempotent by run id; a key that another run holds raises `checkpoint_already_exists` and nothing is inserted.
+        """
 
         def work(tx: Transaction) -> tuple[Head, ...]:
             return tuple(_create(tx, run) for run in runs)
 
-        return self._atomically(work)
+        return self._atomically(work, durable=True)
 
     def load(self, key: str, seen: Seen | None = None) -> Snapshot | None:
         """A consistent snapshot, or None when there is no such record."""
@@ -187,7 +190,7 @@ class CheckpointStore(ABC):
             if change.creates and head.root_key != head.key:
                 root = tx.head(head.root_key)
                 if root is not None:
-                    transitions.tree_accepts(change.creates, root, tx.signals(root.key))
+                    transitions.tree_accepts(root, tx.signals(root.key))
             saved = transitions.save(head, claim, change, unread, tx.now)
             self._write(tx, head, saved, change)
             return _saved(claim, saved, saved.revision, unread)
@@ -236,7 +239,7 @@ class CheckpointStore(ABC):
         """Leave a note for a run; needs no claim. Idempotent by signal id: a second body gets the first as answer.
 
         Makes a parked run ready and due now. A `cancel` reaches every unfinished record below `key` in the same write.
-        Raises `checkpoint_not_found`, `RunFinished`.
+        It survives power loss once this returns. Raises `checkpoint_not_found`, `RunFinished`.
         """
 
         def work(tx: Transaction) -> Posted:
@@ -247,7 +250,7 @@ class CheckpointStore(ABC):
                         _post(tx, below.key, signal)
             return posted
 
-        return self._atomically(work)
+        return self._atomically(work, durable=True)
 
     def defer(self, key: str, cycle: int, reason: str, hold: int) -> bool:
         """Say "I cannot serve it": due again in `hold` ms, without claim or revision. False while a lease lives."""
@@ -441,5 +444,5 @@ def open_store(url: str, *, create: bool = True) -> CheckpointStore:
         return RedisStore(url)
     raise StoreError(
         "store_url_invalid",
-        f"{url!r} names no store; use sqlite:///PATH, postgresql://HOST/DATABASE, redis://HOST or memory://",
+        f"{without_password(url)!r} names no store; use sqlite:///PATH, postgresql://HOST/DATABASE, redis://HOST or memory://",
     )

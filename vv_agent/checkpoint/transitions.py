@@ -6,7 +6,7 @@ why there is none; it never reads a clock, makes a token or knows how heads are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from vv_agent.checkpoint.record import (
     Change,
@@ -138,11 +138,18 @@ def save(head: Head, claim: Claim, change: Change, unread: Sequence[Signal], now
         raise CheckpointError("checkpoint_entries_exhausted", f"run {head.key!r} has used its 16.7 million entries")
     written = head._replace(
         body=head.body if change.body is None else change.body,
-        status=change.status or head.status, ending=head.ending or change.ending, recoveries=0, entry_n=entries,
+        status=change.status or head.status, ending=head.ending or change.ending, entry_n=entries,
+        recoveries=0 if _progresses(change) else head.recoveries,
         signal_n=len(unread), revision=claim.revision + 1, write_token=claim.token, write_no=change.number,
         write_revision=claim.revision + 1, updated_at=now,
     )  # fmt: skip
     return _next(written, change, bool(unread), now)
+
+
+def _progresses(change: Change) -> bool:
+    """Whether a crash after this save is a first one. To start the same call once more is no progress: a run that
+    kills its workers there has its back-off and its limit."""
+    return bool(change.log) or not isinstance(change.then, Progress)
 
 
 def _signals_allow(head: Head, change: Change, unread: Sequence[Signal]) -> None:
@@ -230,7 +237,7 @@ def hand_out(head: Head, now: int, hold: int = _HOLD_MS) -> Head:
     return head._replace(state=state(head, now), due=now + wait, dispatches=head.dispatches + 1)
 
 
-def tree_accepts(creates: Iterable[NewRun], root: Head, unread_of_root: Sequence[Signal]) -> None:
+def tree_accepts(root: Head, unread_of_root: Sequence[Signal]) -> None:
     """A child is not created under a cancelled root."""
-    if any(True for _ in creates) and any(signal.kind == "cancel" for signal in unread_of_root):
+    if any(signal.kind == "cancel" for signal in unread_of_root):
         raise SignalsWaiting(root.key, unread_of_root)

@@ -6,12 +6,15 @@ import time
 from typing import Protocol, runtime_checkable
 
 from vv_agent.checkpoint.record import Commit, Head, Seen, Snapshot, State
-from vv_agent.errors import CheckpointError
+from vv_agent.errors import CannotServe, CheckpointError
 from vv_agent.runtime.advance import Advanced, advance
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.owner import is_dead
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.run import Run
+
+_LOOK = 0.5
+"""Seconds between looks at a run that waits for a time: a signal may have woken it."""
 
 
 @runtime_checkable
@@ -52,7 +55,8 @@ def keep() -> Commit:
 def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> Advanced:
     """Advance a run in this thread until it ends or parks for somebody else.
 
-    A park with a deadline is waited for; a run that another living process holds raises `checkpoint_claim_active`.
+    A park with a deadline is waited for; a run that another living process holds raises `checkpoint_claim_active`, one
+    that this process has not the code for what kept it from being served.
     """
     kept: Run | None = None
     while True:
@@ -65,7 +69,9 @@ def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> Advan
                 recipe = step.next[0]
             case "parked" if step.head is not None and step.head.due is not None:
                 recipe = _when_due(engine, step.head)
-            case "refused" | "lost" | "deferred":
+            case "deferred":
+                raise cannot_serve(step)
+            case "refused" | "lost":
                 again = _after_refusal(engine, recipe, step)
                 if again is None:
                     return step
@@ -74,17 +80,30 @@ def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> Advan
                 return step
 
 
+def cannot_serve(step: Advanced) -> CannotServe:
+    """The error for which a run was deferred; `why` is its text, `code: message`."""
+    code, _, message = step.why.partition(": ")
+    return CannotServe(code, message)
+
+
+def until_due(engine: Engine, head: Head) -> tuple[CycleRecipe, float]:
+    """What to advance of a parked run, and the seconds until the next look at it: none once it is ready, by its
+    deadline or because a signal woke it."""
+    snapshot = engine.store.load(head.key, Seen(entries=1 << 24, revision=head.revision))
+    if snapshot is None or snapshot.head.state is not State.PARKED or engine.stopping:
+        return CycleRecipe.of(head if snapshot is None else snapshot.head, engine.store.id), 0.0
+    left = max(0, (snapshot.head.due or snapshot.now) - snapshot.now)
+    return CycleRecipe.of(snapshot.head, engine.store.id), min(left / 1000, _LOOK)
+
+
 def _when_due(engine: Engine, head: Head) -> CycleRecipe:
-    """Wait until a parked run is ready: by its deadline, or because a signal woke it."""
+    """Wait until a parked run is ready."""
     version = 0
     while True:
-        snapshot = engine.store.load(head.key, Seen(entries=1 << 24, revision=head.revision))
-        if snapshot is None or snapshot.head.state is not State.PARKED or engine.stopping:
-            return CycleRecipe.of(head if snapshot is None else snapshot.head, engine.store.id)
-        left = (snapshot.head.due or snapshot.now) - snapshot.now
-        if left <= 0:
-            return CycleRecipe.of(snapshot.head, engine.store.id)
-        version = engine.store.wait(version, min(left / 1000, 0.5))
+        recipe, pause = until_due(engine, head)
+        if pause <= 0:
+            return recipe
+        version = engine.store.wait(version, pause)
 
 
 def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> CycleRecipe | None:
@@ -94,10 +113,10 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
     None: there is nothing to do here any more. Raises `checkpoint_claim_active` when a living process has the run.
     """
     snapshot = engine.store.load(recipe.key, Seen(entries=1 << 24, revision=-1))
-    while step.what == "lost" and snapshot is not None and not engine.stopping and _is_ours(engine, snapshot):
-        time.sleep(0.2)  # our own claim, given up because its renewals came too late, ends by itself
+    while snapshot is not None and not engine.stopping and _is_orphan(engine, snapshot):
+        time.sleep(0.2)
         snapshot = engine.store.load(recipe.key, Seen(entries=1 << 24, revision=-1))
-    if snapshot is None or engine.stopping or step.what == "deferred":
+    if snapshot is None or engine.stopping:
         return None
     head = snapshot.head
     if head.state is not State.CLAIMED:
@@ -106,7 +125,7 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
         if head.owner is None or not is_dead(head.owner):
             raise CheckpointError(
                 "checkpoint_claim_active",
-                f"run {head.key!r} is being advanced by another process right now; attach to it, or try later",
+                f"run {head.key!r} is being advanced {_by(engine, head)} right now; attach to it, or try later",
             )
         engine.store.expire(head.owner)
     else:
@@ -114,9 +133,16 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
     return CycleRecipe.of(head, engine.store.id)
 
 
-def _is_ours(engine: Engine, snapshot: Snapshot) -> bool:
+def _is_orphan(engine: Engine, snapshot: Snapshot) -> bool:
+    """Whether this very process gave up the claim without telling the store, which did not answer: it ends by
+    itself."""
     head = snapshot.head
-    return head.state is State.CLAIMED and head.owner == engine.owner and head.lease_until > snapshot.now
+    mine = head.state is State.CLAIMED and head.owner == engine.owner and head.lease_until > snapshot.now
+    return mine and not engine.keeper.holds(head.key)
+
+
+def _by(engine: Engine, head: Head) -> str:
+    return "by this process" if head.owner == engine.owner else f"by another process ({head.owner})"
 
 
 def _ready(head: Head, now: int) -> bool:

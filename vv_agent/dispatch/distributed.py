@@ -15,8 +15,12 @@ from vv_agent.errors import StoreError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.recipe import CycleRecipe
+from vv_agent.runtime.tail import rests
 
 log = logging.getLogger("vv_agent.dispatch")
+
+PRESENT = 10.0
+"""Seconds after its last sign of life for which a worker counts as present."""
 
 
 class DistributedBackend:
@@ -30,7 +34,7 @@ class DistributedBackend:
     local = False
 
     def __init__(
-        self, dispatcher: CycleDispatcher, *, queue: str | None = None, fallback: bool = True, patience: float = 10.0
+        self, dispatcher: CycleDispatcher, *, queue: str | None = None, fallback: bool = True, patience: float = PRESENT
     ) -> None:
         self.dispatcher = dispatcher
         self.queue = queue
@@ -50,16 +54,18 @@ class DistributedBackend:
 
     def _watch(self, engine: Engine, key: str, queue: str | None) -> None:
         """Until the run is over: whenever no worker shows itself, advance it here."""
-        said = False
+        said, revision = False, -1
         while not engine.stopping:
             try:
-                snapshot = engine.store.load(key, Seen(entries=1 << 24, revision=0))
+                snapshot = engine.store.load(key, Seen(entries=1 << 24, revision=revision))
+                served = workers_of(engine.store, queue, self.patience)
             except StoreError:  # whoever reads the run is told; it may come back
                 time.sleep(1.0)
                 continue
-            if snapshot is None or snapshot.head.state is State.ENDED or _rests(snapshot.head.state, snapshot.head.due):
+            if snapshot is None or rests(snapshot.head):
                 return
-            if not workers_of(engine.store, queue, self.patience):
+            revision = snapshot.head.revision
+            if not served:
                 recipe = CycleRecipe.of(snapshot.head, engine.store.id)
                 if not said:
                     said = True
@@ -81,11 +87,6 @@ class DistributedBackend:
         return step.what in ("committed", "ended", "parked")
 
 
-def _rests(state: State, due: int | None) -> bool:
-    """Parked with nothing to wait for by itself."""
-    return state is State.PARKED and due is None
-
-
 def settle(engine: Engine, dispatcher: CycleDispatcher, head: Head) -> None:
     """After a cancel: wake a worker; a run that nobody would look at is ended by the caller.
 
@@ -95,12 +96,12 @@ def settle(engine: Engine, dispatcher: CycleDispatcher, head: Head) -> None:
     hint(dispatcher, head, engine.store.id)
     if head.state is not State.READY:
         return
-    unserved = head.queue is not None and not workers_of(engine.store, head.queue, 10.0)
+    unserved = head.queue is not None and not workers_of(engine.store, head.queue)
     rested = head.queue is None and head.reason not in (None, ParkReason.RETRY_AFTER)
     if unserved or rested:
         advance(engine, CycleRecipe.of(head, engine.store.id))
 
 
-def workers_of(store: CheckpointStore, queue: str | None, within: float) -> bool:
+def workers_of(store: CheckpointStore, queue: str | None, within: float = PRESENT) -> bool:
     """Whether a worker of the queue showed itself in the last `within` seconds."""
     return any(queue in presence.queues for presence in store.presences(int(within * 1000)))

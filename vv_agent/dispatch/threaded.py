@@ -7,8 +7,9 @@ import itertools
 import threading
 import time
 
-from vv_agent.dispatch.base import drive
-from vv_agent.errors import ConfigError, VVAgentError
+from vv_agent.checkpoint.record import Head
+from vv_agent.dispatch.base import cannot_serve, drive, until_due
+from vv_agent.errors import ConfigError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.recipe import CycleRecipe
@@ -89,18 +90,26 @@ class _Job:
         self.resume = resume
         self.done = threading.Event()
         self.error: BaseException | None = None
+        self._parked: Head | None = None
 
     def step(self) -> float | None:
-        """One cycle; seconds until the next one, or None when there is none."""
+        """One cycle, or a look at the run while it waits for a time; seconds until the next one, or None when there is
+        none."""
+        if self._parked is not None:
+            self.recipe, pause = until_due(self.engine, self._parked)
+            if pause > 0:
+                return pause
+            self._parked = None
         step = advance(self.engine, self.recipe, resume=self.resume)
         self.resume = False
         if step.what in ("committed", "released") and not self.engine.stopping:
             self.recipe = step.next[0]
             return 0.0
         if step.what == "parked" and step.head is not None and step.head.due is not None:
-            return max(0.0, (step.head.due - self.engine.store.now()) / 1000)
+            self._parked = step.head
+            return 0.0
         if step.what in ("refused", "lost"):  # rare: a dead owner, a back-off; the loop in this thread knows how
             drive(self.engine, self.recipe)
         if step.what == "deferred":
-            raise VVAgentError("run_incompatible", step.why)
+            raise cannot_serve(step)
         return None

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from vv_agent.checkpoint.record import Claimed, Commit, Head, Refused, Seen, State
+from vv_agent.checkpoint.record import Claimed, Commit, Head, Refused, Release, Seen, State
 from vv_agent.errors import CannotServe, ClaimLost
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.cycle import run_cycle
 from vv_agent.runtime.lease import steady_clock
+from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.run import Run
 
@@ -68,6 +69,10 @@ def advance(
     except ClaimLost as error:
         engine.keeper.release(run.hold)
         return Advanced("lost", why=error.message)
+    except KeyboardInterrupt:
+        run.let_go()
+        engine.keeper.release(run.hold)
+        raise
     except BaseException:
         engine.keeper.release(run.hold)
         raise
@@ -80,10 +85,11 @@ def _take(engine: Engine, recipe: CycleRecipe, resume: bool) -> Run | Refused:
     cached = engine.cache.take(recipe.key)
     began = steady_clock()
     seen = Seen(cached.entry_n, cached.revision) if cached else Seen()
-    answer = engine.store.claim(
-        recipe.key, recipe.cycle, engine.token(), owner=engine.owner, lease=engine.keeper.lease, seen=seen,
+    token = engine.token()
+    answer = patiently(lambda: engine.store.claim(
+        recipe.key, recipe.cycle, token, owner=engine.owner, lease=engine.keeper.lease, seen=seen,
         serves=engine.serves, resume=resume,
-    )  # fmt: skip
+    ))  # fmt: skip
     if isinstance(answer, Refused):
         return answer
     if cached and (cached.run_id != answer.snapshot.head.run_id or answer.snapshot.head.entry_n < cached.entry_n):
@@ -114,11 +120,8 @@ def _defer(engine: Engine, recipe: CycleRecipe, error: CannotServe) -> Advanced:
 
 def _give_back(run: Run, error: CannotServe) -> Advanced:
     """A claimed run turned out to need what this process does not have: release it, backed off, attempt not counted."""
-    from vv_agent.checkpoint.record import Release
-
     engine = run.engine
     try:
-        run.inbox.consumed.clear()
         run.save(Release(due_in=10_000))
     except ClaimLost:
         return Advanced("lost", why=error.message)

@@ -19,6 +19,9 @@ from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import message_item, storable
 from vv_agent.runtime.waiting import RunCancelled, Stopping
 
+MAX_RETRY_AFTER = 3600.0
+"""Seconds a provider's Retry-After may park a run at most; then it is asked again."""
+
 
 class StillWaiting(Exception):
     """The run waits for its user and something else woke it. Never leaves this module."""
@@ -36,7 +39,7 @@ def run_cycle(run: Run, commit: CommitPlan) -> None:
     except RunCancelled as cancel:
         decision = _cancelled(run, cancel.message)
     except RetryLater as later:
-        wait = math.ceil((later.retry_after or 0.0) * 1000)
+        wait = math.ceil(_bounded(later.retry_after) * 1000)
         run.emit("diagnostic", level="info", code="model_retry_later", details={"wait_ms": wait})
         run.save(Park(ParkReason.RETRY_AFTER, due_in=wait))
         return
@@ -57,7 +60,14 @@ def run_cycle(run: Run, commit: CommitPlan) -> None:
     _carry_out(run, decision, commit)
 
 
+def _bounded(retry_after: float | None) -> float:
+    """A provider's wish to wait, in seconds, within reason: a date far away or no number is asked again in an hour."""
+    wish = retry_after or 0.0
+    return min(wish, MAX_RETRY_AFTER) if wish >= 0 else MAX_RETRY_AFTER
+
+
 def _decide(run: Run) -> Decision:
+    run.inbox.check()
     if run.inbox.cancel is not None:
         raise RunCancelled(run.inbox.cancel)
     if not _begin_segment(run):
@@ -165,6 +175,7 @@ def _carry_out(run: Run, decision: Decision, commit: CommitPlan) -> None:
             else:
                 _stop(run, decision)
         except SignalsWaiting:
+            run.inbox.check()
             if run.inbox.cancel is not None:
                 decision = _cancelled(run, run.inbox.cancel)
             continue

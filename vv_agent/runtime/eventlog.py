@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from vv_agent.checkpoint.identity import event_id
 from vv_agent.checkpoint.record import Entry, EntryKind
-from vv_agent.events import RunEvent, make_event
+from vv_agent.events import EVENT_CLASSES, RunEvent, make_event
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.transcript import Transcript, pack, unpack
 from vv_agent.tool_metadata import ToolMetadata
@@ -130,11 +130,13 @@ class EventReader:
         return self.decode(entry.body, f"event entry {entry.seq}")
 
     def decode(self, body: bytes, what: str = "live item") -> list[Numbered]:
-        """The events of one event entry or live item."""
+        """The events of one event entry or live item; those of a type that only newer versions know are left out."""
         header, rows = unpack(body, what)
         origin = Origin(*header)
         numbered = []
         for event_type, n, created_at, fields, *refs in rows:
+            if event_type not in EVENT_CLASSES:
+                continue
             texts = {name: self._text(origin.cycle, ref) for name, ref in (refs[0] if refs else {}).items()}
             emitted = Emitted(event_type, n, created_at, {**fields, **texts}, {})
             numbered.append(Numbered(origin.cycle, origin.attempt, n, build(origin, self._trace_id, emitted)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Protocol
 
 from vv_agent.checkpoint.store import Live
@@ -97,4 +98,5 @@ class LivePublisher:
                 end = time.monotonic() + self._INTERVAL
                 self._ready.wait_for(lambda: self._urgent or self._closed, max(0.0, end - time.monotonic()))
                 batch, self._items, self._urgent = self._items, [], False
-            self._live.publish(batch)
+            with suppress(Exception):  # live text may be lost, the thread that carries it not
+                self._live.publish(batch)

@@ -43,12 +43,13 @@ class Call(Generic[T]):
 
 
 class Helpers:
-    """Daemon threads that are kept for the next call. A thread that never returns is counted, not waited for."""
+    """Daemon threads, kept `idle` seconds for the next call. One that never returns is counted, not waited for."""
 
     MAX_ABANDONED = 50
     """More calls that never came back than this, and the process takes no more work."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, idle: float = 30.0) -> None:
+        self._wait = idle
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._idle: list[queue.SimpleQueue[Call[Any]]] = []
@@ -80,11 +81,21 @@ class Helpers:
             return len(self._abandoned) > self.MAX_ABANDONED
 
     def _serve(self, inbox: queue.SimpleQueue[Call[Any]]) -> None:
-        while True:
-            call = inbox.get()
+        while (call := self._next(inbox)) is not None:
             call.run()
             del call
             with self._lock:
                 if os.getpid() != self._pid:
                     return
                 self._idle.append(inbox)
+
+    def _next(self, inbox: queue.SimpleQueue[Call[Any]]) -> Call[Any] | None:
+        """The next call, or None when the thread was idle for long enough."""
+        try:
+            return inbox.get(timeout=self._wait)
+        except queue.Empty:
+            with self._lock:
+                if inbox in self._idle:
+                    self._idle.remove(inbox)
+                    return None
+        return inbox.get()  # submit took the inbox a moment ago

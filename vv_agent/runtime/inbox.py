@@ -1,8 +1,8 @@
 """Signals as the runtime reads them: a cancel, decisions on operations, answers, a wish to go on.
 
 Order of meaning (DESIGN section 6.2): cancel, decisions, answers. A signal is consumed by the save that acts on it, or
-that finds nothing to act on. A kind this version does not know means the process cannot serve the
-run.
+that finds nothing to act on. A kind this version does not know means the process cannot serve the run; a body that
+cannot be read is put aside with a diagnostic, so that it never hides the cancel behind it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vv_agent.checkpoint.reconciliation import ReconciliationDecision
 from vv_agent.checkpoint.record import Signal
-from vv_agent.errors import CannotServe
+from vv_agent.errors import CannotServe, VVAgentError
 from vv_agent.runtime.transcript import pack, unpack
 
 KINDS = frozenset({"cancel", "reconcile", "answer", "resume"})
 DEFAULT_REASON = "Run was cancelled."
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What an operator decided about an operation; `attempt` is the one that was looked at (None: whichever it is)."""
+
+    decision: ReconciliationDecision
+    attempt: int | None
 
 
 @dataclass
@@ -24,49 +33,80 @@ class Inbox:
     """The unread signals of a run, sorted by what they mean."""
 
     cancel: str | None = None
-    decisions: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Operation id -> reconciliation decision (wire form)."""
+    decisions: dict[str, Decided] = field(default_factory=dict)
+    """By operation id; each is used once."""
     answers: list[str] = field(default_factory=list)
     consumed: list[str] = field(default_factory=list)
     """Ids that the next save consumes."""
+    faults: list[str] = field(default_factory=list)
+    """What could not be read, for people."""
+    _unknown: dict[str, str] = field(default_factory=dict)
+    """Id -> kind of signals this version does not know."""
     _seen: set[str] = field(default_factory=set)
     _cancels: list[str] = field(default_factory=list)
 
     def accept_cancel(self) -> None:
         """The run ends as cancelled: only that save consumes the cancel. Until then it stays unread in the store, which
-        refuses every save that would start an unsafe call or a child."""
-        self.consumed += self._cancels
-        self._cancels = []
+        refuses every save that would start an unsafe call or a child. What this version does not know is moot then."""
+        self.consumed += [*self._cancels, *self._unknown]
+        self._cancels, self._unknown = [], {}
 
     def take(self, signals: Iterable[Signal]) -> None:
         """Read signals; one that was read already is skipped."""
         for signal in signals:
             if signal.id in self._seen:
                 continue
-            if signal.kind not in KINDS:
-                raise CannotServe(
-                    "signal_unknown", f"signal {signal.kind!r} is not known to this version; upgrade this worker"
-                )
-            body = unpack(signal.body, f"signal {signal.id}") if signal.body else {}
-            match signal.kind:
-                case "cancel":
-                    self.cancel = self.cancel or str(body.get("reason") or DEFAULT_REASON)
-                    self._cancels.append(signal.id)
-                case "reconcile":
-                    self.decisions[body["operation_id"]] = body["decision"]
-                case "answer":
-                    self.answers.append(body["input"])
             self._seen.add(signal.id)
-            if signal.kind != "cancel":
+            if signal.kind not in KINDS:
+                self._unknown[signal.id] = signal.kind
+                continue
+            try:
+                self._read(signal)
+            except (VVAgentError, LookupError, TypeError, AttributeError) as error:
+                self.faults.append(f"signal {signal.id!r} ({signal.kind}) cannot be read: {error!r}")
+            if signal.kind == "cancel":
+                self._cancels.append(signal.id)
+            else:
                 self.consumed.append(signal.id)
+
+    def _read(self, signal: Signal) -> None:
+        if signal.kind == "cancel":  # it counts, whatever its body says
+            self.cancel = self.cancel or DEFAULT_REASON
+        body = unpack(signal.body, f"signal {signal.id}") if signal.body else {}
+        match signal.kind:
+            case "cancel" if self.cancel == DEFAULT_REASON:
+                self.cancel = str(body.get("reason") or DEFAULT_REASON)
+            case "reconcile":
+                decision = ReconciliationDecision.parse(body["decision"])
+                self.decisions[body["operation_id"]] = Decided(decision, body.get("attempt"))
+            case "answer":
+                self.answers.append(str(body["input"]))
+
+    def check(self) -> None:
+        """Raise `CannotServe` if there is a signal this version does not know; a cancel goes first."""
+        if self._unknown and self.cancel is None:
+            kind = next(iter(self._unknown.values()))
+            raise CannotServe("signal_unknown", f"signal {kind!r} is not known to this version; upgrade this worker")
+
+    def decided(self, operation_id: str, attempt: int) -> ReconciliationDecision | None:
+        """Take the decision about this attempt at an operation; one about an earlier attempt is dropped."""
+        found = self.decisions.pop(operation_id, None)
+        if found is None or found.attempt in (None, attempt):
+            return found.decision if found else None
+        self.faults.append(f"a decision about attempt {found.attempt} of {operation_id} came at attempt {attempt}")
+        return None
 
 
 def cancel_signal(signal_id: str, reason: str | None = None) -> Signal:
     return Signal(signal_id, "cancel", pack({"reason": reason or DEFAULT_REASON}))
 
 
-def reconcile_signal(signal_id: str, operation_id: str, decision: Mapping[str, Any]) -> Signal:
-    return Signal(signal_id, "reconcile", pack({"operation_id": operation_id, "decision": dict(decision)}))
+def reconcile_signal(
+    signal_id: str, operation_id: str, decision: Mapping[str, Any], attempt: int | None = None
+) -> Signal:
+    """`attempt` is the one the person looked at: the decision counts for no other. Raises the decision's own error."""
+    wire = ReconciliationDecision.parse(decision).to_wire()
+    return Signal(signal_id, "reconcile", pack({"operation_id": operation_id, "decision": wire, "attempt": attempt}))
 
 
 def answer_signal(signal_id: str, text: str) -> Signal:

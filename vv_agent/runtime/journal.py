@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from vv_agent.checkpoint import reconciliation
@@ -25,6 +26,9 @@ from vv_agent.runtime.tool_context import parsed, tool_context
 from vv_agent.runtime.transcript import Transcript, storable
 from vv_agent.tools.base import Decidable
 from vv_agent.tools.output import error_result
+
+MAX_PROVIDER_RETRIES = 3
+"""A provider may have an operation made again until this attempt; an outcome in doubt once more is for a person."""
 
 
 class Unresolved(VVAgentError):
@@ -75,13 +79,16 @@ def start_tool(run: Run, position: int, intent: Mapping[str, Any] | None) -> Non
 
 def doubt_tool(run: Run, position: int) -> None:
     """Note that a call ended in a way that does not say whether it had its effect."""
-    name = operation_id(run, position)
-    run.note(name, {**run.journal[name], "state": "ambiguous"})
+    _doubt(run, operation_id(run, position))
 
 
 def doubt_model(run: Run) -> None:
     """The same for the model call."""
-    name = model_call.operation_id(run)
+    _doubt(run, model_call.operation_id(run))
+
+
+def _doubt(run: Run, name: str) -> None:
+    run.inbox.decisions.pop(name, None)  # it was about an earlier attempt
     run.note(name, {**run.journal[name], "state": "ambiguous"})
 
 
@@ -240,23 +247,39 @@ def _tool_entry(run: Run, position: int, entry: Mapping[str, Any]) -> ToolEntry:
 def _decide(run: Run, entry: ModelEntry | ToolEntry) -> Recovery:
     """The operator's decision, else the provider's, else the policy's."""
     policy = run.program.definition.checkpoint_policy
-    decision: ReconciliationDecision | None = None
-    if entry.operation_id in run.inbox.decisions:
-        decision = ReconciliationDecision.parse(run.inbox.decisions[entry.operation_id])
-    elif run.program.reconciliation_provider is not None:
-        try:
-            decision = run.program.reconciliation_provider.reconcile(
-                reconciliation.observe(reconciliation.after_claim(entry))
-            )
-        except Exception as error:  # the host's own code: not knowing is the safe answer
-            run.emit("diagnostic", level="warning", code="reconciliation_failed", details={"error": str(error)})
-            decision = ReconciliationDecision.defer()
-    return reconciliation.recover(
+    decision = run.inbox.decided(entry.operation_id, entry.attempt) or _of_provider(run, entry)
+    for fault in run.inbox.faults:
+        run.emit("diagnostic", level="warning", code="signal_ignored", details={"error": fault})
+    run.inbox.faults.clear()
+    recover = partial(
+        reconciliation.recover,
         entry,
         model_policy=AmbiguousModelPolicy(policy.ambiguous_model_policy),
         tool_policy=AmbiguousToolPolicy(policy.ambiguous_tool_policy),
-        decision=decision,
     )
+    try:
+        return recover(decision=decision)
+    except CheckpointError as error:  # a decision for another kind of operation
+        return recover(decision=_unusable(run, error))
+
+
+def _of_provider(run: Run, entry: ModelEntry | ToolEntry) -> ReconciliationDecision | None:
+    provider = run.program.reconciliation_provider
+    if provider is None:
+        return None
+    try:
+        decision = provider.reconcile(reconciliation.observe(reconciliation.after_claim(entry)))
+    except Exception as error:  # the host's own code
+        return _unusable(run, error)
+    if isinstance(decision, reconciliation.Retry) and entry.attempt >= MAX_PROVIDER_RETRIES:
+        return _unusable(run, f"attempt {entry.attempt} was in doubt as well; a person decides now")
+    return decision
+
+
+def _unusable(run: Run, error: object) -> ReconciliationDecision:
+    """Not knowing is the safe answer."""
+    run.emit("diagnostic", level="warning", code="reconciliation_failed", details={"error": str(error)})
+    return ReconciliationDecision.defer()
 
 
 def _apply(
@@ -265,7 +288,7 @@ def _apply(
     """Show a recovery's events, put its state into the journal; a Stop when the run is aborted."""
     after = recovery.entry
     for event in recovery.events:
-        _show(run, event, recovery, run.inbox.decisions.get(name))
+        _show(run, event, recovery)
     match recovery.action:
         case RecoveryAction.PARK:
             observation = recovery.observation
@@ -284,7 +307,7 @@ def _apply(
     return None
 
 
-def _show(run: Run, event: str, recovery: Recovery, decision: Mapping[str, Any] | None) -> None:
+def _show(run: Run, event: str, recovery: Recovery) -> None:
     entry = recovery.entry
     fields: dict[str, Any] = {
         "checkpoint_key": run.key, "operation_id": entry.operation_id, "operation_kind": entry.kind,
@@ -302,7 +325,7 @@ def _show(run: Run, event: str, recovery: Recovery, decision: Mapping[str, Any] 
                 "interruption_reason": reconciliation.INTERRUPTION_REASON, "resume_observation": observation.to_wire(),
             }  # fmt: skip
         case "reconciliation_resolved":
-            fields |= {"decision": (decision or {}).get("kind") or _kind_of(recovery)}
+            fields |= {"decision": _kind_of(recovery)}
         case "operation_replayed":
             fields |= {"receipt_state": entry.state.value}
     run.emit(event, **fields)

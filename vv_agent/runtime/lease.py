@@ -7,6 +7,7 @@ every effect.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -17,9 +18,11 @@ from vv_agent.checkpoint.record import Claim, Presence
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.errors import ClaimLost, StoreError
 
+log = logging.getLogger("vv_agent.lease")
+
 News: TypeAlias = Literal["done", "signal", "lost", "stop"]
-_PRESENCE = 3.0
-"""Seconds between signs of life of a worker; it counts as present for ten."""
+SHOWN_EVERY = 3.0
+"""Seconds between two signs of life of a worker, which counts as present for ten."""
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -32,10 +35,6 @@ def renewal_interval(lease: int) -> float:
     """Seconds between renewals of a lease in ms: a third of it, at least 1 us, at most 30 s, strictly below it
     (spec/12)."""
     return max(1e-6, min(30.0, lease / 3000))
-
-
-SHOWN_EVERY = 3.0
-"""Seconds between two signs of life of a worker, which counts as present for ten."""
 
 
 class Hold:
@@ -57,6 +56,11 @@ class Hold:
         self.deadline = at + self.lease / 1000 * 0.9
 
     @property
+    def ends(self) -> float:
+        """When (steady clock) the lease is over in the store, if nothing renews it."""
+        return self.deadline + self.lease / 1000 * 0.1
+
+    @property
     def lost(self) -> bool:
         return self._lost or steady_clock() >= self.deadline
 
@@ -64,6 +68,10 @@ class Hold:
         """Raise `ClaimLost` once this process may not act under the claim any more."""
         if self.lost:
             raise ClaimLost(f"the claim on run {self.claim.key!r} is over; this process starts no further effect")
+
+    def end(self) -> None:
+        """The claim was given back: whoever still works under it (an abandoned tool) may act no more."""
+        self._lost = True
 
     def lose(self) -> None:
         self._lost = True
@@ -102,14 +110,21 @@ class LeaseKeeper:
         """Keep a claim that was asked for at `taken` (steady clock)."""
         hold = Hold(claim, self.lease, taken)
         with self._changed:
+            self._start()  # the thread looks once it has the lock
             self._holds[claim.key] = hold
-            self._start()
         return hold
 
     def release(self, hold: Hold) -> None:
+        """Keep a claim no longer; it is over, or was given back."""
+        hold.end()
         with self._changed:
             if self._holds.get(hold.claim.key) is hold:
                 del self._holds[hold.claim.key]
+
+    def holds(self, key: str) -> bool:
+        """Whether this process works under a claim on the run."""
+        with self._changed:
+            return key in self._holds
 
     def show(self) -> None:
         """Show the process now and from then on, also while it holds nothing."""
@@ -160,14 +175,16 @@ class LeaseKeeper:
                 hold.signal()
 
     def _start(self) -> None:
-        if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._run, name="vv-leases", daemon=True)
-            self._thread.start()
+        if self._closed or (self._thread is not None and self._thread.is_alive()):
+            return
+        thread = threading.Thread(target=self._run, name="vv-leases", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _run(self) -> None:
         due = steady_clock() + renewal_interval(self.lease)
         while True:
-            tick = min(_PRESENCE, max(0.0, due - steady_clock())) if self._shown else max(0.0, due - steady_clock())
+            tick = min(SHOWN_EVERY, max(0.0, due - steady_clock())) if self._shown else max(0.0, due - steady_clock())
             with self._changed:
                 if self._changed.wait_for(lambda: self._closed, tick):
                     return
@@ -177,7 +194,9 @@ class LeaseKeeper:
             renews = steady_clock() >= due
             try:
                 self.renew(presence_only=not renews)
-            except StoreError:  # every hold runs to its own deadline; the next round may succeed
+            except Exception as error:  # every hold runs to its own deadline; the next round may succeed
+                if not isinstance(error, StoreError):
+                    log.exception("the claims of this process were not renewed; trying again")
                 due = steady_clock() + min(renewal_interval(self.lease), 1.0)
             else:
                 due = steady_clock() + renewal_interval(self.lease) if renews else due

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from vv_agent.cancellation import CancellationToken
 from vv_agent.checkpoint.identity import model_operation_id
-from vv_agent.errors import LlmError
+from vv_agent.errors import LlmError, VVAgentError
 from vv_agent.llm.base import (
     ModelRequest,
     ModelResponse,
@@ -91,15 +91,26 @@ def _once(run: Run) -> ModelResponse:
     request = request_of(run, token)
 
     def work() -> ModelResponse:
-        with _probed(run):
-            return collect(run.program.model.stream(request), live.show)
+        with _probed(run), _border(request.model_id):
+            return tidy(collect(run.program.model.stream(request), live.show))
 
     call = submit(run, work, here=True)
     try:
         wait_for(run, [call], token, grace=_GRACE)
     finally:
         live.close()
-    return tidy(call.result())
+    return call.result()
+
+
+@contextmanager
+def _border(model_id: str) -> Iterator[None]:
+    """What somebody else's client raises or answers is a failed model call, whose outcome nobody knows."""
+    try:
+        yield
+    except VVAgentError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise LlmError("client", f"the client of {model_id!r} failed: {error!r}") from error
 
 
 @contextmanager

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Park, Release, Seen, Then
-from vv_agent.errors import LASTING_FAULTS, SignalsWaiting, StoreError
+from vv_agent._json import plain
+from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Release, Seen, Then
+from vv_agent.errors import CheckpointError, SignalsWaiting, VVAgentError
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Cached, Engine
 from vv_agent.runtime.eventlog import LIVE_ONLY, Emitted, Origin, Refs, build, event_entry
 from vv_agent.runtime.inbox import Inbox
-from vv_agent.runtime.lease import Hold
+from vv_agent.runtime.lease import Hold, steady_clock
+from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.program import Program
 from vv_agent.runtime.transcript import Transcript, Turn, log_entry, pack, unpack
 
-_STORE_PATIENCE = 5.0
-"""Seconds a save is tried again while the store does not answer; the lease ends it earlier."""
 _MAX_LIVE = 65_536
 """Bytes of a live item at most: the texts of large calls stand in the log, once."""
 
@@ -44,7 +44,7 @@ class Run:
         blobs = snapshot.blobs if snapshot.blobs is not None else (cached.blobs if cached else {})
         self._blobs = dict(blobs)
         self.shared_state: dict[str, Any] = self._blob("state")
-        self.baselines: dict[str, Any] = self._blob("baselines")
+        self.baselines: dict[str, str] = dict(self.transcript.baselines)
         self.extensions: dict[str, Any] = self._blob("extensions")
         self.journal = {name: unpack(body, f"journal entry {name}") for name, body in snapshot.journal.items()}
         self._journal_changes: dict[str, bytes | None] = {}
@@ -103,7 +103,10 @@ class Run:
         return emitted
 
     def log(self, item: Sequence[Any]) -> None:
-        """Add an item to the transcript; it is written with the next save."""
+        """Add an item to the transcript; it is written with the next save. A call's result takes along which files the
+        model knows since then."""
+        if item[0] == "t" and (seen := self._newly_seen()):
+            self.log(["w", seen])
         self.transcript.add(item)
         self._log.append(item)
 
@@ -118,6 +121,17 @@ class Run:
     def observe(self, observation: dict[str, Any] | None) -> None:
         """Keep what is known of an operation whose outcome is unknown; None once it is settled."""
         self.body = replace(self.body, observation=observation)
+
+    def drop_unstorable_state(self) -> list[str]:
+        """Take what is no JSON value out of the shared state again; says of each entry why."""
+        faults = []
+        for name, value in tuple(self.shared_state.items()):
+            try:
+                plain({name: value}, code="tool_state_invalid")
+            except CheckpointError as error:
+                faults.append(error.message)
+                del self.shared_state[name]
+        return faults
 
     # Saving.
 
@@ -136,7 +150,8 @@ class Run:
 
         Raises `ClaimLost`, `SignalsWaiting` (the inbox then has the signals), `StoreError`.
         """
-        self.hold.check()
+        if starts:
+            self.hold.check()
         log = [*self._log, *last_log]
         events = [*self._events, *last_events]
         numbered = (self.attempt, self._n) if _leaves_open(then) else None
@@ -161,7 +176,7 @@ class Run:
         if self.head.queue is not None:
             self.engine.live.hurry()
         try:
-            saved = self._persist(change)
+            saved = patiently(lambda: self.engine.store.save(self.hold.claim, change), until=self._give_up(starts))
         except SignalsWaiting as waiting:
             self.inbox.take(waiting.signals)
             raise
@@ -174,19 +189,17 @@ class Run:
             self.hold.claim = saved.claim
         self.inbox.take(saved.signals)
 
-    def _persist(self, change: Change) -> Any:
-        end = time.monotonic() + _STORE_PATIENCE
-        pause = 0.02
-        while True:
-            try:
-                return self.engine.store.save(self.hold.claim, change)
-            except StoreError as error:
-                if error.code in LASTING_FAULTS or self.hold.lost or time.monotonic() + pause > end:
-                    raise
-                time.sleep(pause)
-                pause = min(pause * 2, 0.5)
+    def let_go(self) -> None:
+        """Give the open cycle back as the last save left it, if the store lets us: the process was interrupted."""
+        with suppress(VVAgentError):
+            self.engine.store.save(self.hold.claim, Change(number=self._saves + 1, then=Release()))
 
-    def _saved(self, change: Change, head: Any) -> None:
+    def _give_up(self, starts: bool) -> Callable[[], bool]:
+        """When a save is not tried again: what is known is kept as long as the claim may stand in the store, nothing is
+        started once this process may not act any more."""
+        return lambda: self.hold.lost if starts else steady_clock() > self.hold.ends
+
+    def _saved(self, change: Change, head: Head) -> None:
         self.transcript.entry_n = head.entry_n
         committed = head.cycle != self.head.cycle
         self.head = head
@@ -229,14 +242,26 @@ class Run:
             if len(item) <= _MAX_LIVE:  # a larger one reaches readers with the save
                 self.engine.live.publish(self.key, item)
 
+    def _packed(self, value: dict[str, Any]) -> bytes:
+        """Also when a call that failed or was abandoned left something in there that cannot be stored."""
+        try:
+            return pack(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            self.drop_unstorable_state()
+            return pack(value)
+
+    def _newly_seen(self) -> dict[str, str]:
+        known = self.transcript.baselines
+        return {path: sha for path, sha in tuple(self.baselines.items()) if known.get(path) != sha}
+
     def _blob(self, name: str) -> dict[str, Any]:
         body = self._blobs.get(name)
         value: dict[str, Any] = unpack(body, f"{name} of run {self.key!r}") if body else {}
         return value
 
     def _changed_blobs(self) -> Mapping[str, bytes | None]:
-        current = {"state": self.shared_state, "baselines": self.baselines, "extensions": self.extensions}
-        packed = {name: pack(value) for name, value in current.items() if value or name in self._blobs}
+        current = {"state": self.shared_state, "extensions": self.extensions}
+        packed = {name: self._packed(value) for name, value in current.items() if value or name in self._blobs}
         return {name: body for name, body in packed.items() if self._blobs.get(name) != body}
 
 

@@ -7,8 +7,10 @@ left of its live text is dropped, as is everything of a lower attempt.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +21,8 @@ from vv_agent.events import RunEvent, make_event
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.eventlog import EventReader, Numbered
 from vv_agent.runtime.feed import EventSink
+
+log = logging.getLogger("vv_agent.tail")
 
 _PATIENCE = 3
 """Rounds a durable event waits for live text that should stand before it."""
@@ -35,7 +39,12 @@ class Followed:
     over: Over
     reader: EventReader
     after: int = 0
+    run_id: str | None = None
+    """Of the record when it was first read: another one under the same key is another run."""
     revision: int = -1
+    """Of the record when it was last read."""
+    behind: bool = True
+    """There was more to read than one look takes."""
     shown: set[tuple[int, int, int]] = field(default_factory=set)
     newest: tuple[int, int] = (0, 0)
     """The highest (cycle, attempt) a durable event was seen of."""
@@ -86,9 +95,16 @@ def _gap(before: Numbered) -> RunEvent:
 
 
 class Tailer:
-    """Follows runs of one store from one thread, which lives while there is something to follow."""
+    """Follows runs of one store from one thread, which lives while there is something to follow.
+
+    Live text is asked for all the time, for all runs at once. Records are read when the store says that it changed, and
+    every half second in case it did not say so.
+    """
 
     _INTERVAL = 0.03
+    """Seconds between looks for live text."""
+    _LOOK = 0.5
+    """Seconds after which records are read although nothing was said to have changed."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self.pid = os.getpid()
@@ -104,11 +120,11 @@ class Tailer:
         with self._changed:
             if self._live_after is None or not self._followed:
                 self._live_after = self._store.live.last()
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._run, name="vv-tail", daemon=True)
+                thread.start()  # it waits for the lock, and then finds the run
+                self._thread = thread
             self._followed[id(followed)] = followed
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="vv-tail", daemon=True)
-                self._thread.start()
-            self._changed.notify()
         return followed
 
     def unfollow(self, followed: Followed) -> None:
@@ -116,7 +132,7 @@ class Tailer:
             self._followed.pop(id(followed), None)
 
     def _run(self) -> None:
-        version = 0
+        version, read, next_look = 0, -1, 0.0
         while True:
             with self._changed:
                 runs = list(self._followed.values())
@@ -124,23 +140,45 @@ class Tailer:
                     self._thread = None
                     return
             try:
+                everything = version != read or time.monotonic() >= next_look
                 live = self._read_live(runs)
                 look = _Look(self._store)
                 for run in runs:
-                    self._look(run, look, live.get(run.key, []))
+                    if everything or run.behind or run.waiting or run.key in live:
+                        self._look(run, look, live.get(run.key, []))
+                if everything:
+                    read, next_look = version, time.monotonic() + self._LOOK
                 version = self._store.wait(version, self._INTERVAL)
             except StoreError:  # it may come back; readers are not told, they wait
-                version = self._store.wait(version, 0.5)
+                read = -1
+                time.sleep(self._LOOK)
+            except Exception:  # whatever it was, the other runs of the process are still followed
+                log.exception("runs of %s could not be followed for a moment", self._store.url)
+                read = -1
+                time.sleep(self._LOOK)
 
     def _look(self, run: Followed, look: _Look, live: list[bytes]) -> None:
+        """Read one run. What makes it unreadable ends the following of this one only."""
         try:
             if self._round(run, look, live):
                 self.unfollow(run)
-        except (StoreError, CannotServe) as error:
-            if isinstance(error, StoreError) and error.code not in LASTING_FAULTS:
+        except StoreError as error:
+            if error.code not in LASTING_FAULTS:
                 raise
-            self.unfollow(run)
+            self._give_up(run, error)
+        except CannotServe as error:
+            self._give_up(run, error)
+        except Exception as error:
+            log.exception("run %r cannot be followed", run.key)
+            what = f"an event of run {run.key!r} cannot be read here ({type(error).__name__}: {error})"
+            self._give_up(run, StoreError("store_corrupt", f"{what}; a newer vv-agent may be able to"))
+
+    def _give_up(self, run: Followed, error: VVAgentError) -> None:
+        self.unfollow(run)
+        try:
             run.over(error)
+        except Exception:
+            log.exception("whoever follows run %r could not be told", run.key)
 
     def _read_live(self, runs: list[Followed]) -> dict[str, list[bytes]]:
         self._live_after, items = self._store.live.read(list({run.key for run in runs}), self._live_after)
@@ -152,17 +190,17 @@ class Tailer:
     def _round(self, run: Followed, look: _Look, live: list[bytes]) -> bool:
         """Read what is new of a run; True when it is over."""
         head = look.head(run.key, run.revision)
-        if head is None:
+        if head is None or head.run_id != (run.run_id or head.run_id):
             run.over(CheckpointError("checkpoint_not_found", f"run {run.key!r} was deleted while it was followed"))
             return True
-        run.revision = head.revision
+        run.run_id, run.revision = head.run_id, head.revision
         entries = look.entries(run.key, run.after) if head.entry_n > run.after else ()
         durable = [event for entry in entries for event in run.reader.feed(entry)]
         if entries:
             run.after = entries[-1].seq
         run.show(durable, [event for body in live for event in run.reader.decode(body)])
         caught_up = run.after >= head.entry_n
-        run.live = run.live or caught_up
+        run.live, run.behind = run.live or caught_up, not caught_up
         if caught_up and not run.waiting and rests(head):
             run.over(head)
             return True

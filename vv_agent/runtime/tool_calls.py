@@ -143,6 +143,8 @@ def _next_stage(run: Run, pending: list[int]) -> None:
     if stage[0].safety is CallSafety.REPEATABLE:
         if run.unsaved:  # the model's receipt is saved before any tool starts
             run.save(Progress())
+        if run.inbox.cancel is not None:  # it came with the answer of that save
+            raise RunCancelled(run.inbox.cancel)
         _run_stage(run, stage)
     else:
         _run_alone(run, stage[0])
@@ -219,7 +221,7 @@ def _run_alone(run: Run, prepared: Prepared) -> None:
     journal.start_tool(run, prepared.position, intent)
     started = run.number("tool_call_started", **_call_fields(run, prepared.position, prepared.shown))
     try:
-        run.save(Progress(), starts=True, durable=prepared.safety is CallSafety.UNSAFE, last_events=[started])
+        run.save(Progress(), starts=True, durable=True, last_events=[started])
     except SignalsWaiting:
         run.note(journal.operation_id(run, prepared.position), None)
         raise RunCancelled(run.inbox.cancel or "Run was cancelled.") from None
@@ -348,6 +350,9 @@ def _complete(run: Run, position: int, outcome: Outcome) -> None:
     assert run.turn is not None
     call = run.turn.call(position)
     result = _bounded(_directed(outcome.result), call)
+    if faults := run.drop_unstorable_state():
+        text = f"Tool {call.name} ran, but left a shared state that cannot be stored: {'; '.join(faults)}"
+        result = error_result(call.id, text, "tool_state_invalid")
     reason = run.program.finishing(call.name, result)
     if reason is not None:
         result = result.model_copy(update={"directive": ToolDirective.FINISH})

@@ -100,6 +100,8 @@ class Transcript:
         self.inputs: dict[int, str] = {}
         self._begun: dict[int, int] = {}
         self.prepared: set[int] = set()
+        self.baselines: dict[str, str] = {}
+        """SHA-256 by path of the files the model knows whole."""
         """Cycles whose before-cycle messages are in."""
         self.entry_n = 0
         self.identity = b""
@@ -124,6 +126,8 @@ class Transcript:
                 self.turns[cycle] = Turn(cycle, message, usage, source, cache, finish)
                 if message.content.strip():
                     self.last_text = message.content
+            case ["w", seen]:
+                self.baselines.update(seen)
             case ["b", cycle]:
                 self.prepared.add(cycle)
             case ["t", cycle, position, result, *reason]:

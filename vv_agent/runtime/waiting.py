@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from vv_agent.cancellation import CancellationToken
-from vv_agent.errors import ClaimLost, VVAgentError
+from vv_agent.errors import ClaimLost, StoreError, VVAgentError
 from vv_agent.runtime.helpers import Call
 from vv_agent.runtime.lease import steady_clock
 from vv_agent.runtime.run import Run
 
 T = TypeVar("T")
+_LOOK_AGAIN = 0.5
+"""Seconds until signals that could not be read are looked at again."""
 
 
 class RunCancelled(VVAgentError):
@@ -81,6 +83,7 @@ def wait_for(
     time, so that one that ends in it has its outcome.
     """
     interrupted = Interrupted(token, calls, grace)
+    look_again = math.inf
     while not all(call.finished.is_set() for call in calls):
         now = steady_clock()
         if until is not None and now >= until:
@@ -90,16 +93,25 @@ def wait_for(
             finished = [call for call in calls if call.finished.is_set()]
             interrupted.stop(run, "the worker stops", 0.0 if finish else None)
             raise Stopping(finished)
-        limit = min(run.hold.deadline, stop_at, until if until is not None else run.hold.deadline)
+        limit = min(run.hold.deadline, stop_at, look_again, until if until is not None else run.hold.deadline)
         kind = _next_news(run, max(0.0, limit - now))
         if kind == "lost" or run.hold.lost:
             interrupted.stop(run, "the claim was lost")
             raise ClaimLost(f"the lease on run {run.key!r} ended while it waited; the cycle is not committed")
-        if kind == "signal":
-            run.refresh()
+        if kind == "signal" or steady_clock() >= look_again:
+            look_again = math.inf if _refreshed(run) else steady_clock() + _LOOK_AGAIN
             if run.inbox.cancel is not None:
                 interrupted.stop(run, run.inbox.cancel)
                 raise RunCancelled(run.inbox.cancel)
+    return True
+
+
+def _refreshed(run: Run) -> bool:
+    """Read the signals; False when the store does not answer: that is no reason to leave a running call."""
+    try:
+        run.refresh()
+    except StoreError:
+        return False
     return True
 
 

@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import InitVar, dataclass, field, replace
@@ -84,15 +85,18 @@ class FunctionTool:
         """Call the handler and make a result of what it returns or raises.
 
         An awaitable is waited for on the process's loop thread and cancelled with `context.cancellation`. Whatever the
-        handler raises becomes an ERROR result, unless the worker's claim is over: then `check_claim` raises.
+        handler raises becomes an ERROR result, also what is meant to end a process: only this call asked for it. Two
+        things pass: that the worker's claim is over (`check_claim` raises), and Ctrl-C, which the main thread gets.
         """
         try:
             value = self.handler(context, arguments)
             if inspect.isawaitable(value):
                 value = run_async(value, cancellation=context.cancellation)
             return to_result(value, context.tool_call_id)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             context.check_claim()
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
             return self._failure(context, error)
 
     def _failure(self, context: ToolContext, error: BaseException) -> ToolExecutionResult:
@@ -100,13 +104,28 @@ class FunctionTool:
             reason = context.cancellation.reason or "its asynchronous handler was cancelled"
             return error_result(context.tool_call_id, f"Tool {self.name} was cancelled: {reason}", "tool_cancelled")
         if not isinstance(error, ToolError):
-            text = f"Tool execution failed ({self.name}): {error}"
+            text = f"Tool execution failed ({self.name}): {_told(error)}"
+            return error_result(context.tool_call_id, text, "tool_execution_failed")
+        if not isinstance(error.code, str):
+            text = f"Tool execution failed ({self.name}): {error.message} (its code {error.code!r} is no text)"
             return error_result(context.tool_call_id, text, "tool_execution_failed")
         details = {**error.details, **({"retryable": True} if error.retryable else {})}
         try:
             return error_result(context.tool_call_id, error.message, error.code, details)
         except ToolError:  # details without a JSON form
             return error_result(context.tool_call_id, error.message, error.code)
+
+
+def _told(error: BaseException) -> str:
+    """The error's text; with its class where the text alone says too little."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    name = type(error).__name__
+    if not text.strip():
+        return name
+    return text if isinstance(error, Exception) else f"{name}: {text}"
 
 
 @dataclass(eq=False, kw_only=True)

@@ -68,15 +68,21 @@ def to_result(value: Any, tool_call_id: str) -> ToolExecutionResult:
     output = (
         value if isinstance(value, ToolOutput) else ToolOutput(value if isinstance(value, str) else json_text(value))
     )
-    return ToolExecutionResult(
-        tool_call_id=tool_call_id,
-        content=storable(output.content),
-        status_code=output.status_code,
-        error_code=output.error_code,
-        metadata=dict(output.metadata) or None,
-        image_url=output.image_url,
-        image_path=output.image_path,
-    )
+    from pydantic import ValidationError
+
+    try:
+        return ToolExecutionResult(
+            tool_call_id=tool_call_id,
+            content=storable(output.content),
+            status_code=output.status_code,
+            error_code=output.error_code,
+            metadata=dict(output.metadata) or None,
+            image_url=output.image_url,
+            image_path=output.image_path,
+        )
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise ToolError(f"the tool's output has a wrong {problem['loc'][0]}: {problem['msg']}") from error
 
 
 def error_result(
@@ -104,7 +110,7 @@ def json_text(value: Any) -> str:
     try:
         return storable(json.dumps(to_jsonable_python(value), ensure_ascii=False, allow_nan=False))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ToolError(f"a {type(value).__name__} has no JSON form: {error}") from error
+        raise ToolError(f"a value of type {type(value).__name__} has no JSON form: {error}") from error
 
 
 def storable(text: str) -> str:

@@ -14,7 +14,7 @@ _POLL = 0.25
 
 class LocalWorker:
     """One worker process. `run` returns after `stop` (a signal handler may call it) once its cycles are saved or
-    given back."""
+    given back. A worker whose threads are all stuck stops by itself, with exit code 1 so that it is replaced."""
 
     def __init__(self, store: CheckpointStore, settings: Settings, *, queues: tuple[str, ...], threads: int) -> None:
         self._socket = WakeSocket()
@@ -25,14 +25,19 @@ class LocalWorker:
         self.engine = self._station.engine
 
     def run(self) -> None:
-        """Work until `stop`."""
-        station = self._station
+        """Work until `stop`; `SystemExit` when too many calls never came back."""
+        station, worn_out = self._station, False
         station.patiently(station.engine.keeper.show)
         while not station.stopping.is_set():
-            if not station.patiently(self._sweeper.round):
+            worn_out = station.worn_out()
+            if worn_out:
+                station.stop()
+            elif not station.patiently(self._sweeper.round):
                 self._socket.wait(_POLL)
         station.finish()
         self._socket.close()
+        if worn_out:
+            raise SystemExit(1)
 
     def stop(self) -> None:
         """Take no new cycles; model calls are aborted and given back, tools get their grace."""

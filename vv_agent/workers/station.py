@@ -72,7 +72,11 @@ class Station:
     def start(self, recipe: CycleRecipe) -> None:
         """Carry a run in a thread of its own; its slot is taken at once."""
         self._enter()
-        self.engine.helpers.submit(lambda: self._carry(recipe), lambda call: self._leave())
+        try:
+            self.engine.helpers.submit(lambda: self._carry(recipe), lambda call: self._leave())
+        except BaseException:  # no thread could be started
+            self._leave()
+            raise
 
     def carry(self, recipe: CycleRecipe) -> None:
         """Carry a run in this thread: one cycle, then the next by whoever gets the hint, else here. Never raises."""
@@ -92,13 +96,28 @@ class Station:
                     log.warning("took the claim on %s from a dead process (%s)", key, owner)
 
     def patiently(self, work: Callable[[], object]) -> bool:
-        """Do work on the store; a store that does not answer is waited for."""
+        """Do work on the store; a store that does not answer is waited for, and so is a machine that lacks memory or
+        threads."""
         try:
             return bool(work())
         except StoreError as error:
             log.warning("%s", error)
-            self.stopping.wait(1.0)
+        except Exception:
+            log.exception("this worker could not look after its store; trying again")
+        self.stopping.wait(1.0)
+        return False
+
+    def worn_out(self) -> bool:
+        """Whether too many calls of this process never came back. It takes no more work then, and is to be replaced by
+        whoever started it: its threads cannot be got back."""
+        if not self.engine.helpers.exhausted:
             return False
+        log.error(
+            "more than %d calls of tools or models in process %d never came back, although they were told to stop: it "
+            "takes no more runs and exits, to be replaced by whoever supervises it; give these calls timeouts",
+            self.engine.helpers.MAX_ABANDONED, os.getpid(),
+        )  # fmt: skip
+        return True
 
     def stop(self) -> None:
         """Take no new cycles; model calls are aborted and given back, tools get their grace. A signal handler may call
@@ -145,7 +164,8 @@ class Station:
         return Commit(due_in=hold or (_GO_ON_HOLD_MS if stays and not self.stopping.is_set() else 0))
 
     def _presence(self) -> Presence:
-        queues = () if self.stopping.is_set() else self.queues  # one that stops serves none
+        serves = not self.stopping.is_set() and not self.engine.helpers.exhausted
+        queues = self.queues if serves else ()  # else starters would count on it
         return Presence(self._id, queues, self.free, self._wake)
 
     @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 from vv_agent.checkpoint.record import Head
@@ -41,7 +43,8 @@ class Sweeper:
 
 
 class SweeperThread:
-    """The sweeper of a process whose runs come from a broker: it shows the process and looks around until `stop`."""
+    """The sweeper of a process whose runs come from a broker: it shows the process and looks around until `stop`.
+    One whose threads are stuck is ended."""
 
     _PAUSE = 1.0
     """Seconds between looks while the broker brings the runs."""
@@ -60,6 +63,11 @@ class SweeperThread:
         station = self._station
         station.patiently(station.engine.keeper.show)
         while not station.stopping.is_set():
+            if station.worn_out():
+                station.stop()
+                station.finish()
+                os.kill(os.getpid(), signal.SIGTERM)  # Celery ends the worker, or replaces this child of its pool
+                return
             station.patiently(self._sweeper.round)
             alone = station.dispatcher is None or station.dispatcher.hold_ms == 0
             station.stopping.wait(self._ALONE if alone else self._PAUSE)

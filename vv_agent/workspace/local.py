@@ -67,8 +67,8 @@ class LocalWorkspaceBackend(WorkspaceBackend):
         return len(data)
 
     def write_bytes(self, path: str, data: bytes, *, before_rename: Callable[[], None] | None = None) -> int:
-        """Replace the file as a whole, keeping the mode it had. Not flushed to disk: after a power loss the file may
-        be the old or the new one."""
+        """Replace the file as a whole, keeping the mode it had. After a power loss the file is the old or the new one,
+        never an empty or a partial one."""
         with self._mapped(path), self._parent(path, create=True) as (folder, name):
             if is_ours(name):
                 raise ToolError(
@@ -81,6 +81,8 @@ class LocalWorkspaceBackend(WorkspaceBackend):
                     file.write(data)
                     if mode is not None:
                         os.fchmod(file.fileno(), mode)
+                    file.flush()
+                    os.fsync(file.fileno())
                 if before_rename is not None:
                     before_rename()
                 os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -184,3 +184,13 @@ def test_a_model_call_that_was_recorded_for_another_request_is_refused_before_an
     outcome = run.run(["never"])
     assert (outcome.code, outcome.model_calls) == ("checkpoint_journal_integrity_mismatch", 0)
     assert run.head() == before
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, BaseException])
+def test_a_run_goes_on_after_a_tool_that_raised_what_is_no_exception(kind: type[BaseException], tmp_path: Path) -> None:
+    def act(context: ToolContext) -> Any:
+        raise kind
+
+    result = host(tmp_path, failing(act, "supported")).run([asks(), "done"]).ok
+    assert result.status == "completed"
+    assert f"(write_record): {kind.__name__}" in result.cycles[0].tool_results[0].content

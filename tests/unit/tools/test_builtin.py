@@ -26,8 +26,8 @@ def digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-class Crash(BaseException):
-    """The process dies here."""
+class Crash(KeyboardInterrupt):
+    """The process dies here. No other error leaves a tool."""
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -287,10 +288,45 @@ def test_what_a_handler_raises_is_a_result() -> None:
         "retryable": True,
     }
     assert error_of(call(failing(ToolError("x", "y", odd=object())))) == {"ok": False, "error": "x", "error_code": "y"}
+    assert error_of(call(failing(ToolError("no stock", 5)))) == {  # type: ignore[arg-type]
+        "ok": False,
+        "error": "Tool execution failed (bad): no stock (its code 5 is no text)",
+        "error_code": "tool_execution_failed",
+    }
     unwritable = FunctionTool(name="odd", handler=lambda *_: object())
     assert error_of(call(unwritable))["error_code"] == "tool_execution_failed"
+
+
+class Own(BaseException):
+    """A host's own way out."""
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (MemoryError(), "MemoryError"),
+        (SystemExit(3), "SystemExit: 3"),
+        (GeneratorExit(), "GeneratorExit"),
+        (asyncio.CancelledError("stop"), "CancelledError: stop"),
+        (Own("enough"), "Own: enough"),
+        (KeyError("x"), "'x'"),
+    ],
+    ids=repr,
+)
+def test_whatever_a_handler_raises_only_fails_its_call(error: BaseException, text: str) -> None:
+    assert error_of(call(failing(error))) == {
+        "ok": False,
+        "error": f"Tool execution failed (bad): {text}",
+        "error_code": "tool_execution_failed",
+    }
+
+
+def test_an_interrupt_is_one_only_in_the_main_thread() -> None:
     with pytest.raises(KeyboardInterrupt):
         call(failing(KeyboardInterrupt()))
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(call, failing(KeyboardInterrupt())).result()
+    assert error_of(result)["error"] == "Tool execution failed (bad): KeyboardInterrupt"
 
 
 def test_the_end_of_the_workers_claim_is_no_result_of_the_tool() -> None:
@@ -372,6 +408,42 @@ def test_an_async_handler_is_cancelled_with_the_call() -> None:
     assert error_of(result)["error"] == "Tool tool was cancelled: enough"
     assert result.error_code == "tool_cancelled"
     assert stopped.wait(5)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_an_async_handler_that_raises_to_end_the_process_only_fails_its_call(error: BaseException) -> None:
+    @function_tool
+    async def bad() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    @function_tool
+    async def good() -> int:
+        return 1
+
+    name = "SystemExit: 3" if isinstance(error, SystemExit) else "KeyboardInterrupt"
+    assert error_of(call(bad)) == {
+        "ok": False,
+        "error": f"Tool execution failed (bad): {name}",
+        "error_code": "tool_execution_failed",
+    }
+    assert call(good).content == "1"
+
+
+def test_a_background_task_that_raises_to_end_the_process_leaves_the_other_handlers_alone() -> None:
+    async def leave() -> None:
+        raise SystemExit
+
+    @function_tool
+    async def tool() -> str:
+        task = asyncio.create_task(leave())
+        while not task.done():
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.01)
+        return type(task.exception()).__name__
+
+    assert call(tool).content == call(tool).content == "SystemExit"
 
 
 def test_waiting_on_the_loop_thread_itself_is_refused_instead_of_hanging() -> None:

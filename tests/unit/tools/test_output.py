@@ -59,8 +59,14 @@ def test_any_json_like_value_becomes_text(value: Any, content: str) -> None:
 
 @pytest.mark.parametrize("value", [object(), float("nan"), {"a": float("inf")}, b"\xff", lambda: 1], ids=str)
 def test_a_value_without_json_form_is_an_error_of_the_tool(value: Any) -> None:
-    with pytest.raises(ToolError, match="has no JSON form"):
+    with pytest.raises(ToolError, match="a value of type .* has no JSON form"):
         to_result(value, "c")
+
+
+def test_an_output_with_wrong_fields_is_an_error_of_the_tool_in_plain_words() -> None:
+    with pytest.raises(ToolError) as caught:
+        to_result(ToolOutput.error("no stock", 5), "c")  # type: ignore[arg-type]
+    assert caught.value.message == "the tool's output has a wrong error_code: Input should be a valid string"
 
 
 def test_a_circular_value_is_an_error_of_the_tool() -> None:

@@ -192,6 +192,23 @@ def test_a_write_that_is_called_off_leaves_nothing_behind(workspace: LocalWorksp
     assert workspace.read_text("a") == "old"
 
 
+def test_content_is_on_the_disk_before_it_becomes_visible(
+    workspace: LocalWorkspaceBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "a").write_text("old")
+    synced: list[tuple[int, int, str]] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        synced.append((status.st_ino, status.st_size, (root / "a").read_text()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    workspace.write_bytes("a", b"newer")
+    assert synced == [((root / "a").stat().st_ino, 5, "old")]
+
+
 def test_a_replaced_file_keeps_its_mode_and_a_new_one_gets_the_usual(
     workspace: LocalWorkspaceBackend, root: Path
 ) -> None:

@@ -8,10 +8,12 @@ way.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 from sqlalchemy import create_engine, event, exc
 from sqlalchemy.engine import URL, Engine, make_url
 
+from vv_agent.checkpoint.urls import without_password
 from vv_agent.checkpoint.watch import Poller
 from vv_agent.errors import StoreError
 
@@ -41,8 +44,12 @@ DIALECTS: dict[str, Callable[[], Any]] = {"sqlite": _sqlite_dialect, "postgresql
 def parse_url(url: str, create: bool) -> URL:
     try:
         target = make_url(url)
-    except exc.ArgumentError as error:
-        raise StoreError("store_url_invalid", f"{url!r} is not a store URL; use sqlite:///PATH") from error
+    except exc.ArgumentError:
+        raise _url_invalid(url, "it is not a store URL; use sqlite:///PATH") from None
+    except ValueError:  # its text is the port as given, perhaps a password
+        raise _url_invalid(url, "the port is not a number; use postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from None
+    if "@" in (target.host or ""):
+        raise _url_invalid(url, "the password has an @; write it as %40")
     if target.get_backend_name() == "sqlite":
         if not target.database or target.database == ":memory:":
             raise StoreError("store_url_invalid", "sqlite needs a file: sqlite:///PATH (or memory:// for tests)")
@@ -57,6 +64,10 @@ def parse_url(url: str, create: bool) -> URL:
             raise StoreError("store_unavailable", f"the folder of {path} cannot be made: {error.strerror}") from error
         return target.set(drivername="sqlite+pysqlite")
     return target.set(drivername="postgresql+psycopg")
+
+
+def _url_invalid(url: str, wrong: str) -> StoreError:
+    return StoreError("store_url_invalid", f"{without_password(url)!r}: {wrong}")
 
 
 def live_url(target: URL) -> URL:
@@ -98,6 +109,7 @@ class Connection:
     def __init__(self, pooled: Any) -> None:
         self.pooled = pooled
         self.driver = pooled.driver_connection
+        self.was_idle = False
 
     def begin(self, *, write: bool, durable: bool) -> None:
         raise NotImplementedError
@@ -111,7 +123,12 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        return True
+        return not self.broken
+
+    @property
+    def broken(self) -> bool:
+        """Whether the server let go of it: then it did of the others too."""
+        return False
 
 
 class SqliteConnection(Connection):
@@ -151,22 +168,61 @@ class SqliteConnection(Connection):
 
 class FairLock:
     """A file lock around the write transaction: SQLite's own busy handler lets single writers wait for half a
-    second. Its descriptor is closed with the connection that owns it."""
+    second. Its descriptor is closed with the connection that owns it.
+
+    It makes waiting fair, SQLite's own lock makes it correct: after `limit` seconds (a process that was stopped in the
+    middle of a write holds it) writers go on without it, until it is free again.
+    """
+
+    limit = 30.0
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._descriptor: int | None = None
         self._held = False
+        self._ignored = False
         try:
             import fcntl
         except ImportError:  # no flock on this system: the busy timeout alone orders the writers
             return
-        self._flock, self._on, self._off = fcntl.flock, fcntl.LOCK_EX, fcntl.LOCK_UN
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._flock, self._on, self._off = fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise self._unavailable("opened", error, "raise the limit of open files (ulimit -n)") from error
+            hint = "it must be a file that this user may write; remove what stands there"
+            raise self._unavailable("opened", error, hint) from error
 
-    def acquire(self) -> None:
-        if self._descriptor is not None:
-            self._flock(self._descriptor, self._on)
-            self._held = True
+    def _unavailable(self, what: str, error: OSError, hint: str) -> StoreError:
+        said = f"the lock file {self._path} cannot be {what} ({error.strerror}); {hint}"
+        return StoreError("store_unavailable", said)
+
+    def acquire(self) -> bool:
+        """Whether the lock is held now."""
+        if self._descriptor is None:
+            return False
+        if self._try(self._descriptor):
+            return True
+        waited, begun = 0.0, time.monotonic()
+        while not self._ignored and waited < self.limit:
+            # Who waits longer asks more often, so that nobody is passed over for long.
+            time.sleep(0.0003 if waited < 0.005 else 0.0001 if waited < 1.0 else 0.005)
+            if self._try(self._descriptor):
+                return True
+            waited = time.monotonic() - begun
+        self._ignored = True
+        return False
+
+    def _try(self, descriptor: int) -> bool:
+        try:
+            self._flock(descriptor, self._on)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._unavailable("locked", error, "keep the store on a file system with locks") from error
+        self._held, self._ignored = True, False
+        return True
 
     def release(self) -> None:
         if self._held and self._descriptor is not None:
@@ -195,8 +251,8 @@ class PostgresConnection(Connection):
             self.driver.rollback()
 
     @property
-    def usable(self) -> bool:
-        return not (self.driver.closed or self.driver.broken)
+    def broken(self) -> bool:
+        return bool(self.driver.closed or self.driver.broken)
 
 
 class Connections:
@@ -214,19 +270,41 @@ class Connections:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._kind(self._engine.raw_connection())
+            pooled = self._engine.raw_connection()
+        try:
+            return self._kind(pooled)
+        except BaseException:
+            pooled.close()
+            raise
 
     def give(self, connection: Connection) -> None:
         if not connection.usable:
             connection.pooled.invalidate()
+            if connection.broken:  # or each of the others would cost an error of its own
+                for idle in self._all_idle():
+                    idle.pooled.invalidate()
+                self._engine.dispose()
         elif len(self._idle) < self._KEPT:
+            connection.was_idle = True
             self._idle.append(connection)
         else:
             connection.pooled.close()
 
+    def _all_idle(self) -> Iterator[Connection]:
+        with suppress(IndexError):  # other threads take from it too
+            while True:
+                yield self._idle.pop()
+
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().pooled.close()
+        for idle in self._all_idle():
+            idle.pooled.close()
+
+
+class StaleConnection(StoreError):
+    """A connection was lost while idle. Its transaction never came to a commit, so it can be done again."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__("store_unavailable", f"{url} closed the connection; check that it runs")
 
 
 class DriverErrors:

@@ -15,7 +15,6 @@ from sqlalchemy import (
     Table,
     Text,
     delete,
-    exc,
     func,
     insert,
     select,
@@ -89,7 +88,7 @@ class SqlLive:
         try:
             with self._connect(reads=reads) as connection:
                 return work(connection)
-        except exc.DBAPIError:
+        except Exception:
             return otherwise
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from vv_agent.checkpoint.sql.driver import (
     DriverErrors,
     PostgresPoller,
     SqlitePoller,
+    StaleConnection,
     live_url,
     make_engine,
     parse_url,
@@ -25,6 +26,7 @@ from vv_agent.checkpoint.sql.driver import (
 from vv_agent.checkpoint.sql.live import SqlLive
 from vv_agent.checkpoint.sql.tables import CLOCK, ENTRY_BITS, META, TABLES, Statement, listing, statements
 from vv_agent.checkpoint.store import CheckpointStore, T, Transaction
+from vv_agent.checkpoint.urls import without_password
 from vv_agent.checkpoint.watch import ChangeWatch, Poller
 from vv_agent.errors import StoreError
 
@@ -38,7 +40,7 @@ class SqlStore(CheckpointStore):
 
     def __init__(self, url: str, *, create: bool = True, clock: Callable[[], int] | None = None) -> None:
         target = parse_url(url, create)
-        self.url = target.render_as_string(hide_password=True)
+        self.url = without_password(target.render_as_string(hide_password=True))
         self._clock = clock
         self._sqlite = target.get_backend_name() == "sqlite"
         self._pid = os.getpid()
@@ -68,6 +70,12 @@ class SqlStore(CheckpointStore):
         return known["store_id"]
 
     def _atomically(self, work: Callable[[Transaction], T], *, write: bool = True, durable: bool = False) -> T:
+        try:
+            return self._despite_deadlocks(work, write=write, durable=durable)
+        except StaleConnection:
+            return self._despite_deadlocks(work, write=write, durable=durable)
+
+    def _despite_deadlocks(self, work: Callable[[Transaction], T], *, write: bool, durable: bool) -> T:
         for _ in range(_DEADLOCKS):
             try:
                 return self._once(work, write=write, durable=durable)
@@ -84,14 +92,19 @@ class SqlStore(CheckpointStore):
             self._watch = ChangeWatch(self._poller)
         with self._errors():
             connection = self._connections.take()
+            committing = False
             try:
                 connection.begin(write=write, durable=durable)
                 tx = _Transaction(connection, self._statements, self._clock, write=write)
                 answer = work(tx)
                 tx.flush()
+                committing = True
                 connection.commit()
-            except BaseException:
+            except BaseException as error:
                 connection.rollback()
+                lost = connection.broken and isinstance(error, self._engine.dialect.dbapi.Error)  # type: ignore[union-attr]
+                if lost and connection.was_idle and not committing:
+                    raise StaleConnection(self.url) from error
                 raise
             finally:
                 self._connections.give(connection)

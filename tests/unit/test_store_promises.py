@@ -1,0 +1,48 @@
+"""What a store promises beyond the answers of its verbs: what survives power loss, and which clock it goes by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.contract.test_store import LEASE, claimed, new
+from vv_agent.checkpoint.memory import MemoryStore
+from vv_agent.checkpoint.record import Signal
+from vv_agent.checkpoint.store import T, Transaction
+
+
+class NotedStore(MemoryStore):
+    """Notes which transactions were to survive power loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.durable: list[bool] = []
+
+    def _atomically(self, work: Callable[[Transaction], T], *, write: bool = True, durable: bool = False) -> T:
+        if write:
+            self.durable.append(durable)
+        return super()._atomically(work, write=write, durable=durable)
+
+
+def test_a_new_run_and_a_posted_signal_survive_power_loss() -> None:
+    store = NotedStore()
+    store.create([new()])
+    store.post("k", Signal("s1", "cancel", b""))
+    store.post("k", Signal("s2", "steer", b"left"))
+    claimed(store)
+    assert store.durable == [True, True, True, False], "a claim is made again"
+
+
+@pytest.mark.parametrize("step", [40, -40])
+def test_a_step_of_the_wall_clock_ends_no_lease_of_a_run_in_memory(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time.time_ns() // 1_000_000
+    store = MemoryStore()
+    store.create([new()])
+    claim = claimed(store).claim
+    assert before <= claim.lease_until - LEASE <= before + 5_000, "times read as wall time"
+    wall = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: wall() + step * 1_000_000_000)
+    assert store.renew([claim], lease=LEASE).lost == frozenset()
+    assert abs(store.now() - before) < 5_000
