@@ -87,18 +87,30 @@ def hop(hops: int, chains: int, rounds: int) -> list[Figure]:
     """A cycle through Celery against an empty task that sends itself again, in turns in the same worker process."""
     alone: tuple[list[float], list[float]] = ([], [])
     many: tuple[list[float], list[float]] = ([], [])
-    with _redis() as server, _worker(server, 8):
+    cpu: tuple[list[float], list[float]] = ([], [])
+    with _redis() as server, _worker(server, 8) as worker:
         _chains(server, 1, 10), _runs(server, 1, "ten", 10)
         for _ in range(rounds):
             alone[0].append(_chains(server, 1, hops) / hops)
             alone[1].append(_runs(server, 1, "long", 300) / 300)
+            before = _cpu(worker)
             many[0].append(_chains(server, chains, 10) / (chains * 10))
+            between = _cpu(worker)
             many[1].append(_runs(server, chains, "ten", 10) / (chains * 10))
+            cpu[0].append((between - before) / (chains * 10))
+            cpu[1].append((_cpu(worker) - between) / (chains * 10))
     figures = []
     for name, (empty, ours), limit in (("alone", alone, None), (f"{chains} at once", many, 1.5)):
         note = f"{median(ours) * 1000:.2f} ms a cycle, {median(empty) * 1000:.2f} ms an empty hop"
         figures.append(Figure(f"Celery cycle, {name}", median(ours) / median(empty), "x", limit, note))
-    return figures
+    note = f"{median(cpu[1]) * 1000:.2f} ms of the worker's CPU a cycle, {median(cpu[0]) * 1000:.2f} ms an empty hop"
+    return [*figures, Figure("Celery cycle, CPU", median(cpu[1]) / median(cpu[0]), "x", None, note)]
+
+
+def _cpu(worker: subprocess.Popen[bytes]) -> float:
+    """CPU seconds of a process so far."""
+    spent = psutil.Process(worker.pid).cpu_times()
+    return spent.user + spent.system
 
 
 def _chains(server: RedisServer, chains: int, hops: int) -> float:

@@ -54,8 +54,18 @@ def test_garbage_on_the_queue_never_ends_the_worker(cluster: World) -> None:
     assert worker.said().count("recipe_invalid") == 2
 
 
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("point", ["store.claim:after", "model:after", "tool:after", "store.save.commit:after"])
+@pytest.mark.parametrize(
+    ("pool", "point"),
+    [
+        ("threads", "model:after"),
+        ("prefork", "model:after"),
+        *(
+            pytest.param(pool, point, marks=pytest.mark.slow)
+            for pool in POOLS
+            for point in ("store.claim:after", "tool:after", "store.save.commit:after")
+        ),
+    ],
+)
 def test_a_worker_killed_on_the_way_is_replaced(cluster: World, pool: str, point: str) -> None:
     with crash_at(point, cluster.folder) as env:
         first = cluster.celery("-c", "1", pool=pool, **env)
@@ -114,6 +124,7 @@ def test_a_running_tool_gets_the_grace_of_a_worker_that_stops(cluster: World, po
     assert cluster.head("k").attempt == 1  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_cycle_delivered_again_and_again_runs_once(cluster: World) -> None:
     """Visibility timeout 2 s, cycles of 5 s: the broker delivers each two or three times."""
     workers = [cluster.celery("-c", "4", ready=True, VV_AGENT_VISIBILITY_SECONDS="2") for _ in range(2)]

@@ -11,7 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("measure", ["inline", "store", "large_file", "growth", "imports", "latency"])
+@pytest.mark.parametrize(
+    "measure", ["inline", "store", "large_file", "growth", "imports", "latency", "redis", "celery"]
+)
 def test_a_quick_measure_prints_its_figures(measure: str) -> None:
     command = [sys.executable, "-m", "benchmarks.run", "--quick", measure]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
