@@ -109,6 +109,7 @@ class RedisStore(CheckpointStore):
         self._trees: dict[str, str] = {}
         self._known: dict[str, _Known] = {}
         self._known_lock = threading.Lock()
+        self._yields_until = 0.0
 
     @property
     def channel(self) -> str:
@@ -141,13 +142,15 @@ class RedisStore(CheckpointStore):
         del durable  # the server's appendfsync decides
         with self._errors():
             for attempt in range(_RACES):
+                if write and attempt == 0 and time.monotonic() < self._yields_until:
+                    time.sleep(0.002)
                 tx = _Transaction(self, fresh=attempt > 0 or not write)
                 try:
                     answer = work(tx)
                     tx.commit(self._commit) if write else tx.verify()
                 except _LostRace:
-                    if attempt > 8:  # at once first: who waits is always behind one that commits every millisecond
-                        time.sleep(0.001)
+                    if attempt > 1:  # a note to a run that saves every millisecond: the others here let it pass
+                        self._yields_until = time.monotonic() + 0.005
                     continue
                 except BaseException:
                     if tx.stale:  # decided on what this process remembered: look, then decide
