@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.contract.test_store import LEASE, claimed, new
 from vv_agent.checkpoint.memory import MemoryStore
-from vv_agent.checkpoint.record import Signal
-from vv_agent.checkpoint.store import T, Transaction
+from vv_agent.checkpoint.record import NewRun, Signal
+from vv_agent.checkpoint.store import T, Transaction, open_store
+from vv_agent.errors import StoreError
 
 
 class NotedStore(MemoryStore):
@@ -46,3 +49,15 @@ def test_a_step_of_the_wall_clock_ends_no_lease_of_a_run_in_memory(step: int, mo
     monkeypatch.setattr(time, "time_ns", lambda: wall() + step * 1_000_000_000)
     assert store.renew([claim], lease=LEASE).lost == frozenset()
     assert abs(store.now() - before) < 5_000
+
+
+def test_a_store_whose_file_is_gone_says_so(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/here/runs.db")
+    run = NewRun("k", "run_1", "1" * 64, b"d", b"body")
+    store.create([run])
+    shutil.move(tmp_path / "here", tmp_path / "away")
+    with pytest.raises(StoreError, match="was deleted or replaced while it was open"):
+        store.delete("k")
+    shutil.move(tmp_path / "away", tmp_path / "here")
+    assert store.delete("k")
+    store.close()

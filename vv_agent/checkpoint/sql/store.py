@@ -35,6 +35,15 @@ _DEADLOCKS = 5
 """Transactions in a row that PostgreSQL may sacrifice to a deadlock (a cancel of a tree against a child's end)."""
 
 
+def _identity(path: str | None) -> tuple[int, int] | None:
+    """Device and inode of a file; None if there is none."""
+    try:
+        found = os.stat(path) if path else None
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if found else None
+
+
 class SqlStore(CheckpointStore):
     """Keeps records in a SQLite file or a PostgreSQL database; opening makes the tables. `clock` is for tests."""
 
@@ -51,6 +60,8 @@ class SqlStore(CheckpointStore):
         self._watch = ChangeWatch(self._poller)
         with self._errors():
             self.id = self._open()
+        self._path = os.path.abspath(target.database) if self._sqlite and target.database else None
+        self._file = _identity(self._path)
         self.live: SqlLive = SqlLive(make_engine(live_url(target), live=True) if self._sqlite else self._engine)
 
     def _open(self) -> str:
@@ -91,6 +102,11 @@ class SqlStore(CheckpointStore):
             self._connections = Connections(self._engine)
             self._pid = os.getpid()
             self._watch = ChangeWatch(self._poller)
+        if write and _identity(self._path) != self._file:  # SQLite goes on writing into a file that is gone
+            raise StoreError(
+                "store_unavailable",
+                f"{self.url} was deleted or replaced while it was open; put it back and start this process again",
+            )
         with self._errors():
             connection = self._connections.take()
             committing = False
