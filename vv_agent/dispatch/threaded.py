@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import threading
 import time
+from contextvars import ContextVar
 
 from vv_agent.checkpoint.record import Head
 from vv_agent.dispatch.base import cannot_serve, drive, until_due
@@ -13,6 +15,9 @@ from vv_agent.errors import ConfigError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.recipe import CycleRecipe
+
+_pool: ContextVar[ThreadBackend | None] = ContextVar("vv_agent_pool", default=None)
+"""The pool that advances the run whose code is running here, also in a helper thread of it."""
 
 
 class ThreadBackend:
@@ -28,6 +33,10 @@ class ThreadBackend:
                 "run_config_invalid", f"ThreadBackend(max_workers={max_workers}) needs at least one thread"
             )
         self._most = max_workers
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._queue: list[tuple[float, int, _Job]] = []
         self._order = itertools.count()
@@ -35,7 +44,16 @@ class ThreadBackend:
         self._idle = 0
 
     def drive(self, engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> None:
-        """Put the run into the queue and wait for its end or park; the first error is raised here."""
+        """Put the run into the queue and wait for its end or park; the first error is raised here.
+
+        A run that a tool of this pool starts is advanced by the caller: its thread waits for it anyway, and a pool
+        whose threads all wait for runs behind them in the queue would never go on.
+        """
+        if os.getpid() != self._pid:  # threads do not survive a fork
+            self._begin()
+        if _pool.get() is self:
+            drive(engine, recipe, resume=resume)
+            return
         job = _Job(engine, recipe, resume)
         self._put(job, 0.0)
         job.done.wait()
@@ -51,6 +69,7 @@ class ThreadBackend:
             self._changed.notify()
 
     def _work(self) -> None:
+        _pool.set(self)
         while (job := self._next()) is not None:
             try:
                 delay = job.step()
