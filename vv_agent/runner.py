@@ -24,7 +24,7 @@ from vv_agent.config import ExecutionMode, RunConfig, effective_config
 from vv_agent.definition import RunDefinition
 from vv_agent.dispatch.base import Backend, CycleDispatcher, drive, hint
 from vv_agent.dispatch.inline import InlineBackend
-from vv_agent.errors import CannotServe, CheckpointError, ConfigError, VVAgentError
+from vv_agent.errors import CheckpointError, ConfigError, VVAgentError
 from vv_agent.events import RunEvent
 from vv_agent.llm.reference import ModelProvider
 from vv_agent.messages import Message
@@ -32,7 +32,6 @@ from vv_agent.result import ResolvedModel, RunResult, RunState
 from vv_agent.results import AgentStatus, ResumeObservation
 from vv_agent.run_handle import RunHandle
 from vv_agent.runtime import eventlog, extensions, journal
-from vv_agent.runtime.advance import Advanced
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.compile import Layers, compile_run
 from vv_agent.runtime.context import Engine
@@ -241,7 +240,7 @@ class Runner:
             try:
                 current = _existing(home, key).head
                 if not rests(current):
-                    _served_here(key, drive(engine, CycleRecipe.of(current, home.id), resume=True))
+                    drive(engine, CycleRecipe.of(current, home.id), resume=True)
             finally:
                 engine.unlisten(key)
             return read_result(engine, key, tuple(feed.events))
@@ -391,12 +390,6 @@ class _Start:
             engine.programs.unbind(key)
             if not self._run.body.checkpointed:
                 _forget(engine, key)
-
-
-def _served_here(key: str, step: Advanced) -> None:
-    """Raise `run_incompatible` if this process has not what the run needs: nobody else was asked to go on with it."""
-    if step.what == "deferred":
-        raise CannotServe("run_incompatible", f"run {key!r} cannot go on here: {step.why}; another process may have it")
 
 
 def _in_background(work: Callable[[], None]) -> None:
