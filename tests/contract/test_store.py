@@ -408,6 +408,20 @@ def test_progress_forgets_the_takeovers(store: CheckpointStore, clock: Clock, ch
     assert claimed(store, cycle=head.cycle, token="d" * 32).snapshot.head.recoveries == counted
 
 
+def test_a_claim_says_nothing_about_a_run_that_was_made_anew_under_its_key(
+    store: CheckpointStore, clock: Clock
+) -> None:
+    store.create([new()])
+    stale = claimed(store).claim
+    clock.advance(LEASE)
+    store.delete("k")
+    store.create([new(run_id="run_anew")])
+    mine = claimed(store, token="b" * 32).claim
+    with pytest.raises(ClaimLost):
+        store.save(stale, Change(1, Commit(), log=(b"of the old run",)))
+    assert store.save(mine, Change(1, Commit())).head.run_id == "run_anew"
+
+
 def test_a_child_is_made_with_its_parents_save_and_a_cancel_reaches_the_tree(store: CheckpointStore) -> None:
     store.create([new("root")])
     claim = claimed(store, "root").claim

@@ -42,7 +42,8 @@ def test_a_run_whose_code_may_not_be_loaded_is_an_error_everywhere(tmp_path: Pat
     with pytest.raises(CannotServe) as caught:
         Runner(settings=nobody).resume("pear", store=elsewhere)
     assert [*said, str(caught.value)] == [said[0]] * 3
-    assert said[0].startswith("run_incompatible: this process cannot run it: ")
+    assert said[0].startswith("run_incompatible: run ")
+    assert " cannot go on here: " in said[0]
     assert "VV_AGENT_IMPORTS" in said[0]
     assert handle.cancel()
     handle.result(10)

@@ -43,6 +43,30 @@ def test_a_worker_that_may_not_load_the_code_says_so_and_another_one_finishes(tm
             assert handle.result(60).final_output == "A pear costs 2.50."
 
 
+@pytest.mark.parametrize(
+    ("environment", "options", "said"),
+    [
+        ({"VV_AGENT_STORE": "memory://"}, [], "memory:// belongs to one process"),
+        ({}, ["--queue", ""], "--queue needs the name of a queue"),
+    ],
+)
+def test_a_worker_that_would_serve_nobody_does_not_start(
+    environment: dict[str, str], options: list[str], said: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vv_agent.cli", "worker", *options], cwd=PROJECT, text=True, capture_output=True,
+        env={**os.environ, "VV_AGENT_STORE": f"sqlite:///{tmp_path}/runs.db", **environment}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_a_worker_warns_of_modules_that_are_not_there(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    with worker(f"sqlite:///{tmp_path}/runs.db", log, imports="no_such_module"):
+        wait_for(lambda: "names 'no_such_module', which cannot be imported here" in log.read_text())
+
+
 class worker:  # noqa: N801  # reads as a verb
     def __init__(self, url: str, log: Path, *, imports: str) -> None:
         environment = {**os.environ, "VV_AGENT_STORE": url, "VV_AGENT_IMPORTS": imports}

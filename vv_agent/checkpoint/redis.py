@@ -47,6 +47,7 @@ from vv_agent.checkpoint.record import (
     unpack_head,
 )
 from vv_agent.checkpoint.store import CheckpointStore, Cursor, T, Transaction, already_exists
+from vv_agent.checkpoint.urls import without_password
 from vv_agent.checkpoint.watch import ChangeWatch, Poller
 from vv_agent.errors import StoreError
 
@@ -91,7 +92,7 @@ class RedisStore(CheckpointStore):
     def __init__(
         self, url: str, *, prefix: str = "vv", clock: Callable[[], int] | None = None, client: Any = None
     ) -> None:
-        self.url = _without_password(url)
+        self.url = without_password(url)
         self.prefix = prefix
         self._clock = clock
         self._make: Callable[[], Any] = (lambda: client) if client is not None else (lambda: _connect(url))
@@ -108,6 +109,7 @@ class RedisStore(CheckpointStore):
         self._trees: dict[str, str] = {}
         self._known: dict[str, _Known] = {}
         self._known_lock = threading.Lock()
+        self._yields_until = 0.0
 
     @property
     def channel(self) -> str:
@@ -140,13 +142,15 @@ class RedisStore(CheckpointStore):
         del durable  # the server's appendfsync decides
         with self._errors():
             for attempt in range(_RACES):
+                if write and attempt == 0 and time.monotonic() < self._yields_until:
+                    time.sleep(0.002)
                 tx = _Transaction(self, fresh=attempt > 0 or not write)
                 try:
                     answer = work(tx)
                     tx.commit(self._commit) if write else tx.verify()
                 except _LostRace:
-                    if attempt > 8:  # at once first: who waits is always behind one that commits every millisecond
-                        time.sleep(0.001)
+                    if attempt > 1:  # a note to a run that saves every millisecond: the others here let it pass
+                        self._yields_until = time.monotonic() + 0.005
                     continue
                 except BaseException:
                     if tx.stale:  # decided on what this process remembered: look, then decide
@@ -336,6 +340,8 @@ class _Transaction:
         self._skew = 0
         self._measured = 0
         self._versions: dict[str, bytes] = {}
+        self._version = os.urandom(8)
+        """Of what this transaction writes: no other one ever has it, also not under a key that was made anew."""
         self._stored: dict[str, Head] = {}
         self._heads: dict[str, Head | None] = {}
         self._journals: dict[str, bytes | None] = {}
@@ -562,14 +568,14 @@ class _Transaction:
             client.execute_command(*command)
         for key in self._changed:
             head = self._heads[key]
-            known = head and _Known(_next(self._versions[key]), head, self._journals[key], self._skew, self._measured)
+            known = head and _Known(self._version, head, self._journals[key], self._skew, self._measured)
             self._store.remember(key, known)
 
     def _head_commands(self, key: str) -> list[list[Any]]:
         head = self._heads[key]
         assert head is not None
         name, journal = self._store.name("h", key), self._journals[key]
-        commands: list[list[Any]] = [["HSET", name, "v", _next(self._versions[key]), "head", pack_head(head)]]
+        commands: list[list[Any]] = [["HSET", name, "v", self._version, "head", pack_head(head)]]
         commands.append(["HDEL", name, "journal"] if journal is None else ["HSET", name, "journal", journal])
         before = self._stored.get(key)
         was_held, held = before is not None and before.state is State.CLAIMED, head.state is State.CLAIMED
@@ -588,10 +594,6 @@ class _Transaction:
 def bucket_of(root_key: str) -> int:
     """The bucket of a tree: CRC16 (XMODEM, as Redis Cluster) of the root key, modulo 64."""
     return crc_hqx(root_key.encode(), 0) % BUCKETS
-
-
-def _next(version: bytes) -> bytes:
-    return str(int(version or b"0") + 1).encode()
 
 
 def _ms(time_: Any) -> int:
@@ -672,17 +674,12 @@ def _connect(url: str) -> Any:
         if url.startswith("redis+socket://"):
             return redis.Redis.from_url(url.replace("redis+socket://", "unix://", 1), socket_timeout=10)
         return redis.Redis.from_url(url, health_check_interval=25, **options)
-    except ValueError as error:
-        raise StoreError("store_url_invalid", f"{_without_password(url)!r} is no Redis URL ({error})") from error
+    except ValueError:
+        raise StoreError(
+            "store_url_invalid", f"{without_password(url)!r} is no Redis URL; see docs/settings.md"
+        ) from None
     except redis.RedisError as error:
-        raise _store_error(_without_password(url), error) from error
-
-
-def _without_password(url: str) -> str:
-    scheme, slashes, rest = url.partition("://")
-    credentials, at, place = rest.rpartition("@")
-    user = credentials.partition(":")[0]
-    return f"{scheme}{slashes}{user + ':***' if ':' in credentials else credentials}{at}{place}"
+        raise _store_error(without_password(url), error) from error
 
 
 def _store_error(url: str, error: redis.RedisError) -> StoreError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import signal
@@ -12,8 +13,11 @@ import time
 from types import FrameType
 
 from vv_agent import process
+from vv_agent.errors import ConfigError
 from vv_agent.settings import Settings, read_settings
 from vv_agent.workers.local import LocalWorker
+
+_log = logging.getLogger("vv_agent.worker")
 
 
 def work(*, queues: tuple[str, ...], processes: int, threads: int | None, verbose: bool) -> None:
@@ -24,10 +28,33 @@ def work(*, queues: tuple[str, ...], processes: int, threads: int | None, verbos
         format="%(asctime)s %(process)d %(levelname)s %(message)s",
     )  # fmt: skip
     sys.path.insert(0, os.getcwd())  # code named by import path is looked for where the worker was started
+    _check(settings, queues)
     if processes > 1:
         _Parent(processes).run()
         return
     _serve(settings, queues or (settings.queue,), threads or settings.concurrency)
+
+
+def _check(settings: Settings, queues: tuple[str, ...]) -> None:
+    """Refuse what would be a worker that serves nobody; warn of modules that are not here."""
+    if settings.store.startswith("memory:"):
+        raise ConfigError(
+            "usage_invalid",
+            "a worker shares its store with the processes that start runs, memory:// belongs to one process; "
+            "set VV_AGENT_STORE to sqlite:///PATH, postgresql://... or redis://...",
+        )
+    if any(not queue.strip() for queue in queues):
+        raise ConfigError("usage_invalid", "--queue needs the name of a queue; leave it out for the default one")
+    for name in settings.imports:
+        if not _is_there(name):
+            _log.warning("VV_AGENT_IMPORTS names %r, which cannot be imported here; its runs cannot be served", name)
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
 
 
 def _serve(settings: Settings, queues: tuple[str, ...], threads: int) -> None:

@@ -70,7 +70,7 @@ def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> Advan
             case "parked" if step.head is not None and step.head.due is not None:
                 recipe = _when_due(engine, step.head)
             case "deferred":
-                raise cannot_serve(step)
+                raise cannot_serve(recipe.key, step)
             case "refused" | "lost":
                 again = _after_refusal(engine, recipe, step)
                 if again is None:
@@ -80,10 +80,10 @@ def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> Advan
                 return step
 
 
-def cannot_serve(step: Advanced) -> CannotServe:
-    """The error for which a run was deferred; `why` is its text, `code: message`."""
+def cannot_serve(key: str, step: Advanced) -> CannotServe:
+    """The error for which a run was deferred, for whoever asked this process to go on with it."""
     code, _, message = step.why.partition(": ")
-    return CannotServe(code, message)
+    return CannotServe(code, f"run {key!r} cannot go on here: {message}; another process may have what it needs")
 
 
 def until_due(engine: Engine, head: Head) -> tuple[CycleRecipe, float]:

@@ -111,5 +111,5 @@ class _Job:
         if step.what in ("refused", "lost"):  # rare: a dead owner, a back-off; the loop in this thread knows how
             drive(self.engine, self.recipe)
         if step.what == "deferred":
-            raise cannot_serve(step)
+            raise cannot_serve(self.recipe.key, step)
         return None

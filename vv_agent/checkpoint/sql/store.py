@@ -40,7 +40,8 @@ class SqlStore(CheckpointStore):
 
     def __init__(self, url: str, *, create: bool = True, clock: Callable[[], int] | None = None) -> None:
         target = parse_url(url, create)
-        self.url = without_password(target.render_as_string(hide_password=True))
+        shown = without_password(target.render_as_string(hide_password=True))
+        self.url = shown.replace("+pysqlite", "", 1).replace("+psycopg", "", 1)
         self._clock = clock
         self._sqlite = target.get_backend_name() == "sqlite"
         self._pid = os.getpid()
