@@ -67,17 +67,18 @@ def family(worker: Started) -> set[int]:
         return {worker.pid}
 
 
+def claims(world: World) -> list[tuple[Head, int]]:
+    """The claimed runs, each with the process that holds it."""
+    found = world.store.find(Filter(states=frozenset({State.CLAIMED}), host=process_host(), limit=1000))
+    return [(head, int((head.owner or "//").split("/")[-2])) for head in found]
+
+
 def strike(world: World, victim: Started, kills: Kills) -> None:
     """Kill a worker and look at once what it held."""
     pids = family(victim)
     victim.signal(signal.SIGKILL)
     assert victim.wait() == -signal.SIGKILL
-    owners = tuple(f"{process_host()}/{pid}/" for pid in pids)
-    held = [
-        head
-        for head in world.store.find(Filter(states=frozenset({State.CLAIMED}), host=process_host(), limit=1000))
-        if (head.owner or "").startswith(owners)
-    ]
+    held = [head for head, pid in claims(world) if pid in pids]
     kills.total += 1
     if held:
         kills.holding += 1
@@ -103,11 +104,13 @@ def chaos(world: World, runs: int, wanted: int, seed: int, start: Callable[[], S
         if kills.holding >= wanted and min(kills.where[w] for w in ("model", "tool", "between")) >= wanted / 6:
             time.sleep(0.05)
             continue
-        pick = dice.randrange(WORKERS)
-        time.sleep(dice.uniform(0.0, 0.1))
-        pids = tuple(f"{pid}-" for pid in family(workers[pick]))
-        if not any(p.id.startswith(pids) for p in world.store.presences()):
-            continue  # not at work yet
+        holders = {pid for _, pid in claims(world)}
+        at_work = [n for n, worker in enumerate(workers) if family(worker) & holders]
+        if not at_work:
+            time.sleep(0.01)
+            continue
+        pick = dice.choice(at_work)
+        time.sleep(dice.uniform(0.0, 0.05))
         strike(world, workers[pick], kills)
         workers[pick] = new()
     took = time.monotonic() - began
