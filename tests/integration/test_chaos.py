@@ -73,6 +73,14 @@ def claims(world: World) -> list[tuple[Head, int]]:
     return [(head, int((head.owner or "//").split("/")[-2])) for head in found]
 
 
+def with_parent(pid: int) -> set[int]:
+    """A process and its parent (of a child of the prefork pool: the worker)."""
+    try:
+        return {pid, psutil.Process(pid).ppid()}
+    except psutil.NoSuchProcess:
+        return {pid}
+
+
 def strike(world: World, victim: Started, kills: Kills) -> None:
     """Kill a worker and look at once what it held."""
     pids = family(victim)
@@ -99,18 +107,21 @@ def chaos(world: World, runs: int, wanted: int, seed: int, start: Callable[[], S
     def left() -> int:
         return len(world.store.find(Filter(states=pending, limit=runs)))
 
-    while left():
-        assert time.monotonic() - began < 240, f"{left()} runs do not end"
+    while pending_runs := left():
+        assert time.monotonic() - began < 240, f"{pending_runs} runs do not end"
+        if pending_runs <= WORKERS:  # or the same few would be hit until they park
+            time.sleep(0.05)
+            continue
         if kills.holding >= wanted and min(kills.where[w] for w in ("model", "tool", "between")) >= wanted / 6:
             time.sleep(0.05)
             continue
-        holders = {pid for _, pid in claims(world)}
-        at_work = [n for n, worker in enumerate(workers) if family(worker) & holders]
+        holders = {near for _, pid in claims(world) for near in with_parent(pid)}
+        at_work = [n for n, worker in enumerate(workers) if worker.pid in holders]
         if not at_work:
             time.sleep(0.01)
             continue
         pick = dice.choice(at_work)
-        time.sleep(dice.uniform(0.0, 0.05))
+        time.sleep(dice.uniform(0.0, 0.03))
         strike(world, workers[pick], kills)
         workers[pick] = new()
     took = time.monotonic() - began
