@@ -28,7 +28,7 @@ demo: $(VENV)/.base
 test: $(VENV)/.dev
 	@test -e $(VENV)/.model || $(MAKE) --no-print-directory $(VENV)/.model \
 		|| echo "The small model's packages could not be installed (see above); its tests are left out."
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TESTS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
