@@ -8,6 +8,7 @@ the parent holds open.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from dataclasses import dataclass
 
@@ -57,6 +58,8 @@ def _orders_of(settings: Settings) -> Orders:
 
 def _open(orders: Orders) -> Station:
     settings = orders.settings
+    if (here := os.getcwd()) not in sys.path:  # code named by import path is looked for where the worker was started
+        sys.path.insert(0, here)
     store = process.store_at(settings.store)
     dispatcher = process.dispatcher_for(store, settings) if settings.broker else None
     opened = Station(store, settings, queues=orders.queues, slots=orders.slots, dispatcher=dispatcher)
