@@ -241,7 +241,7 @@ def test_resume_without_the_code_of_the_run_says_what_is_lacking(shell: Shell) -
     assert job(shell, "rocket", "fly", VV_AGENT_CRASH="model:before") == -signal.SIGKILL
     says(
         shell("resume", "fly", VV_AGENT_IMPORTS=""), 1,
-        "run_incompatible: this process cannot run it", "add 'tests.cli_jobs' to VV_AGENT_IMPORTS if you trust it",
+        "run_incompatible: run 'fly' cannot go on here", "add 'tests.cli_jobs' to VV_AGENT_IMPORTS if you trust it",
     )  # fmt: skip
     assert shell("resume", "fly").returncode == 0
 

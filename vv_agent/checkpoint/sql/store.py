@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -58,11 +59,22 @@ class SqlStore(CheckpointStore):
         self._statements = statements(self._engine)
         self._connections = Connections(self._engine)
         self._watch = ChangeWatch(self._poller)
-        with self._errors():
-            self.id = self._open()
+        self.id = self._open_patiently()
         self._path = os.path.abspath(target.database) if self._sqlite and target.database else None
         self._file = _identity(self._path)
         self.live: SqlLive = SqlLive(make_engine(live_url(target), live=True) if self._sqlite else self._engine)
+
+    def _open_patiently(self) -> str:
+        """Two processes may make a store at once: SQLite refuses one of them without waiting for its busy timeout."""
+        end = time.monotonic() + 5.0
+        while True:
+            try:
+                with self._errors():
+                    return self._open()
+            except StoreError as error:
+                if error.code != "store_busy" or time.monotonic() > end:
+                    raise
+            time.sleep(0.02)
 
     def _open(self) -> str:
         with self._engine.begin() as connection:
