@@ -20,7 +20,7 @@ from tests.effects import Effect
 from tests.jobs import PROVIDER, agent
 from tests.spawner import Spawner, Started
 from vv_agent import NoToolPolicy, RunConfig, Runner
-from vv_agent.checkpoint.record import Head, Seen
+from vv_agent.checkpoint.record import Head
 from vv_agent.checkpoint.store import CheckpointStore, open_store
 from vv_agent.dispatch.celery import CeleryDispatcher
 from vv_agent.dispatch.distributed import DistributedBackend
@@ -123,7 +123,7 @@ class World:
         return Runner(model_provider=PROVIDER, workspace=self.workspace, settings=settings)
 
     def head(self, key: str) -> Head | None:
-        snapshot = self.store.load(key, Seen(entries=1 << 24, revision=0))
+        snapshot = self.store.look(key)
         return snapshot.head if snapshot else None
 
     # What happened.

@@ -13,6 +13,7 @@ from vv_agent.checkpoint.record import (
     End,
     EntryKind,
     Filter,
+    Look,
     NewRun,
     Park,
     ParkReason,
@@ -60,6 +61,13 @@ def test_create_inserts_a_ready_run_with_its_first_entries(store: CheckpointStor
     assert [entry.body for entry in snapshot.log] == [b"first"]
     assert snapshot.blobs == {"state": b"s"}
     assert store.definition("d" * 64) == b"def"
+
+
+def test_look_gives_the_control_fields_and_the_time(store: CheckpointStore, clock: Clock) -> None:
+    assert store.look("k") is None
+    (head,) = store.create([new()])
+    clock.advance(5)
+    assert store.look("k") == Look(head, clock.now)
 
 
 def test_create_again_by_the_same_run_is_the_same_answer(store: CheckpointStore) -> None:

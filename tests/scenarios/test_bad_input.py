@@ -209,6 +209,8 @@ def test_wrong_arguments_of_a_run_are_refused_at_the_start(tmp_path: Path, sqlit
     start = runner(workspace=tmp_path)
     cases: list[tuple[str, Any]] = [
         ("run_config_invalid", lambda: start.run_sync(AGENT, 7)),  # type: ignore[arg-type]
+        ("run_config_invalid", lambda: start.run_sync("agent", "Go.")),  # type: ignore[arg-type]
+        ("run_not_resumable", lambda: start.resume(None)),  # type: ignore[arg-type]
         ("run_config_invalid", lambda: RunConfig(max_cycles=0)),
         ("run_config_invalid", lambda: RunConfig(execution_mode="somewhere")),  # type: ignore[arg-type]
         (

@@ -44,6 +44,7 @@ def test_a_printable_key_is_taken_as_it_is(key: str) -> None:
     [
         ("", "blank"),
         (" \t", "blank"),
+        ("\u200b \u2060", "blank"),
         ("é" * 257, "514 bytes"),
         ("a\nb", r"control character '\\n'"),
         ("a\x00", "control character"),

@@ -132,7 +132,7 @@ def validate_key(key: Any) -> str:
 def _key_problem(key: Any) -> str | None:
     if not isinstance(key, str):
         return f"is {type(key).__name__}, not text"
-    if not key.strip():
+    if all(letter.isspace() or unicodedata.category(letter) == "Cf" for letter in key):
         return "is blank"
     if bad := next((letter for letter in key if unicodedata.category(letter) in _UNPRINTABLE), None):
         return f"holds the control character {bad!r}"

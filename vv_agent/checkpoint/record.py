@@ -135,6 +135,14 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """The control fields of a record, and the store's clock in ms as they were read."""
+
+    head: Head
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """What the caller already holds of a record, so that only the rest is read.
 

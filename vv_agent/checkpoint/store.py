@@ -24,6 +24,7 @@ from vv_agent.checkpoint.record import (
     EntryKind,
     Filter,
     Head,
+    Look,
     NewRun,
     Posted,
     Presence,
@@ -145,6 +146,15 @@ class CheckpointStore(ABC):
         def work(tx: Transaction) -> Snapshot | None:
             head = tx.head(key)
             return None if head is None else _snapshot(tx, head, seen or Seen())
+
+        return self._atomically(work, write=False)
+
+    def look(self, key: str) -> Look | None:
+        """The control fields alone, or None when there is no such record."""
+
+        def work(tx: Transaction) -> Look | None:
+            head = tx.head(key)
+            return None if head is None else Look(head, tx.now)
 
         return self._atomically(work, write=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol, runtime_checkable
 
-from vv_agent.checkpoint.record import Commit, Head, Seen, Snapshot, State
+from vv_agent.checkpoint.record import Commit, Head, Look, State
 from vv_agent.errors import CannotServe, CheckpointError
 from vv_agent.runtime.advance import Advanced, advance
 from vv_agent.runtime.context import Engine
@@ -89,11 +89,11 @@ def cannot_serve(key: str, step: Advanced) -> CannotServe:
 def until_due(engine: Engine, head: Head) -> tuple[CycleRecipe, float]:
     """What to advance of a parked run, and the seconds until the next look at it: none once it is ready, by its
     deadline or because a signal woke it."""
-    snapshot = engine.store.load(head.key, Seen(entries=1 << 24, revision=head.revision))
-    if snapshot is None or snapshot.head.state is not State.PARKED or engine.stopping:
-        return CycleRecipe.of(head if snapshot is None else snapshot.head, engine.store.id), 0.0
-    left = max(0, (snapshot.head.due or snapshot.now) - snapshot.now)
-    return CycleRecipe.of(snapshot.head, engine.store.id), min(left / 1000, _LOOK)
+    look = engine.store.look(head.key)
+    if look is None or look.head.state is not State.PARKED or engine.stopping:
+        return CycleRecipe.of(head if look is None else look.head, engine.store.id), 0.0
+    left = max(0, (look.head.due or look.now) - look.now)
+    return CycleRecipe.of(look.head, engine.store.id), min(left / 1000, _LOOK)
 
 
 def _when_due(engine: Engine, head: Head) -> CycleRecipe:
@@ -112,16 +112,16 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
 
     None: there is nothing to do here any more. Raises `checkpoint_claim_active` when a living process has the run.
     """
-    snapshot = engine.store.load(recipe.key, Seen(entries=1 << 24, revision=-1))
-    while snapshot is not None and not engine.stopping and _is_orphan(engine, snapshot):
+    look = engine.store.look(recipe.key)
+    while look is not None and not engine.stopping and _is_orphan(engine, look):
         time.sleep(0.2)
-        snapshot = engine.store.load(recipe.key, Seen(entries=1 << 24, revision=-1))
-    if snapshot is None or engine.stopping:
+        look = engine.store.look(recipe.key)
+    if look is None or engine.stopping:
         return None
-    head = snapshot.head
+    head = look.head
     if head.state is not State.CLAIMED:
-        return CycleRecipe.of(head, engine.store.id) if _ready(head, snapshot.now) else None
-    if head.lease_until > snapshot.now:
+        return CycleRecipe.of(head, engine.store.id) if _ready(head, look.now) else None
+    if head.lease_until > look.now:
         if head.owner is None or not is_dead(head.owner):
             raise CheckpointError(
                 "checkpoint_claim_active",
@@ -130,15 +130,15 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
             )
         engine.store.expire(head.owner)
     else:
-        time.sleep(min(0.2, max(0.0, ((head.due or snapshot.now) - snapshot.now) / 1000)))
+        time.sleep(min(0.2, max(0.0, ((head.due or look.now) - look.now) / 1000)))
     return CycleRecipe.of(head, engine.store.id)
 
 
-def _is_orphan(engine: Engine, snapshot: Snapshot) -> bool:
+def _is_orphan(engine: Engine, look: Look) -> bool:
     """Whether this very process gave up the claim without telling the store, which did not answer: it ends by
     itself."""
-    head = snapshot.head
-    mine = head.state is State.CLAIMED and head.owner == engine.owner and head.lease_until > snapshot.now
+    head = look.head
+    mine = head.state is State.CLAIMED and head.owner == engine.owner and head.lease_until > look.now
     return mine and not engine.keeper.holds(head.key)
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from vv_agent.checkpoint.record import Head, ParkReason, Seen, State
+from vv_agent.checkpoint.record import Head, ParkReason, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.dispatch.base import CycleDispatcher, hint
 from vv_agent.errors import StoreError
@@ -55,26 +55,25 @@ class DistributedBackend:
 
     def _watch(self, engine: Engine, key: str, queue: str | None) -> None:
         """Until the run is over: whenever no worker shows itself, advance it here."""
-        said, revision = False, -1
+        said = False
         while not engine.stopping:
             try:
-                snapshot = engine.store.load(key, Seen(entries=1 << 24, revision=revision))
+                look = engine.store.look(key)
                 served = workers_of(engine.store, queue, self.patience)
             except StoreError:  # whoever reads the run is told; it may come back
                 time.sleep(1.0)
                 continue
-            if snapshot is None or rests(snapshot.head):
+            if look is None or rests(look.head):
                 return
-            revision = snapshot.head.revision
             if not served:
-                recipe = CycleRecipe.of(snapshot.head, engine.store.id)
+                recipe = CycleRecipe.of(look.head, engine.store.id)
                 if not said:
                     said = True
                     sys.stderr.write(
                         f"vv-agent: no worker of queue {queue!r} is running; working on {key!r} in this process "
                         "(start one with: vv-agent worker)\n"
                     )
-                owner = snapshot.head.owner
+                owner = look.head.owner
                 if owner is not None and is_dead(owner):  # no worker is there to see it
                     engine.store.expire(owner)
                 if self._help(engine, recipe):

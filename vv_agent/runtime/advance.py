@@ -110,12 +110,12 @@ def _reread(engine: Engine, answer: Claimed) -> Claimed:
 
 
 def _defer(engine: Engine, recipe: CycleRecipe, error: CannotServe) -> Advanced:
-    snapshot = engine.store.load(recipe.key, Seen(entries=1 << 24, revision=0))
+    look = engine.store.look(recipe.key)
     hold = 2_000
-    if snapshot is not None and snapshot.head.refused_at is not None:  # as long again as it has been refused
-        hold = min(max(hold, snapshot.now - snapshot.head.refused_at), CANNOT_SERVE_HOLD_MS)
+    if look is not None and look.head.refused_at is not None:  # as long again as it has been refused
+        hold = min(max(hold, look.now - look.head.refused_at), CANNOT_SERVE_HOLD_MS)
     engine.store.defer(recipe.key, recipe.cycle, str(error), hold)
-    return Advanced("deferred", snapshot.head if snapshot else None, why=str(error))
+    return Advanced("deferred", look.head if look else None, why=str(error))
 
 
 def _give_back(run: Run, error: CannotServe) -> Advanced:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vv_agent import Agent, CheckpointConfig, NoToolPolicy, RunConfig, Runner
 from vv_agent.checkpoint.memory import MemoryStore
-from vv_agent.checkpoint.record import Change, Claim, Saved, Seen, Snapshot
+from vv_agent.checkpoint.record import Change, Claim, Look, Saved
 from vv_agent.errors import ClaimLost
 from vv_agent.testing import FakeClock, ScriptedProvider
 
@@ -24,11 +24,11 @@ class SlowStore(MemoryStore):
             raise ClaimLost("too late")
         return super().save(claim, change)
 
-    def load(self, key: str, seen: Seen | None = None) -> Snapshot | None:
+    def look(self, key: str) -> Look | None:
         if not self.late:
             self.looks += 1
             self.time.advance(4_000)
-        return super().load(key, seen)
+        return super().look(key)
 
 
 def test_an_inline_run_waits_for_the_end_of_its_own_lost_claim() -> None:

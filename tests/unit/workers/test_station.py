@@ -14,7 +14,7 @@ from tests.scenarios.conftest import Scripts, an_agent
 from vv_agent import RunConfig, Runner
 from vv_agent.checkpoint.config import CheckpointConfig
 from vv_agent.checkpoint.memory import MemoryStore
-from vv_agent.checkpoint.record import Head, Seen, State
+from vv_agent.checkpoint.record import Head, State
 from vv_agent.dispatch.distributed import DistributedBackend
 from vv_agent.errors import CheckpointError
 from vv_agent.runtime.recipe import CycleRecipe
@@ -85,7 +85,7 @@ class Place:
         return CycleRecipe.of(self.head(), self.store.id)
 
     def head(self) -> Head:
-        snapshot = self.store.load("k", Seen(entries=1 << 24, revision=0))
+        snapshot = self.store.look("k")
         assert snapshot is not None
         return snapshot.head
 

@@ -1,0 +1,150 @@
+"""Carrying a run on for a caller, here or by workers, with its handle kept up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from vv_agent import process
+from vv_agent.checkpoint.record import Head
+from vv_agent.config import RunConfig
+from vv_agent.dispatch.base import Backend, CycleDispatcher
+from vv_agent.errors import CheckpointError, VVAgentError
+from vv_agent.events import RunEvent
+from vv_agent.launch import Admitted
+from vv_agent.outcome import read_result
+from vv_agent.result import RunResult
+from vv_agent.run_handle import RunHandle
+from vv_agent.runtime.body import Body
+from vv_agent.runtime.context import Engine
+from vv_agent.runtime.feed import EventFeed
+
+T = TypeVar("T")
+
+
+class Start:
+    """A run that is about to begin."""
+
+    def __init__(
+        self, engine: Engine, backend: Backend, dispatcher: CycleDispatcher, admitted: Admitted, config: RunConfig
+    ) -> None:
+        self.engine = engine
+        self.backend = backend
+        self._run = admitted
+        self._config = config
+        self._feed = _Feed(config.stream)
+        self.handle = RunHandle(engine, dispatcher, admitted.key, admitted.run_id, self._feed)
+
+    def begin(self, *, in_caller: bool = False) -> None:
+        """Carry the run on: in the caller's thread, in one of our own, or by workers."""
+        token = self._config.cancellation_token
+        if token is not None:
+            self.handle.when_over(token.on_cancel(lambda: self.handle.leave(token.reason)))
+        if self._run.rests:
+            self.handle.finish(lambda: read_result(self.engine, self._run.key, ()))
+        elif not self.backend.local:
+            programs, key = self.engine.programs, self._run.key
+            programs.bind(key, self._run.program)  # should no worker be there, this process has what the run needs
+            follow(self.engine, self.handle, self._feed, self._run.body, then=lambda: programs.unbind(key))
+            self.backend.drive(self.engine, self._run.recipe, resume=self._run.existed)
+        elif in_caller:
+            unknown = not self._run.body.checkpointed and token is None
+            self.engine.leave_alone(self._run.key, unknown)
+            self._drive()
+        else:
+            in_background(self._drive)
+
+    def _drive(self) -> None:
+        key, engine = self._run.key, self.engine
+        engine.programs.bind(key, self._run.program)
+        engine.listen(key, self._feed)
+        for event in self._run.shown:
+            self._feed.put(event)
+
+        def work() -> RunResult:
+            self.backend.drive(engine, self._run.recipe, resume=self._run.existed)
+            return read_result(engine, key, tuple(self._feed.events))
+
+        try:
+            self.handle.finish(work)
+        finally:
+            engine.unlisten(key)
+            engine.leave_alone(key, False)
+            engine.programs.unbind(key)
+            if not self._run.body.checkpointed:
+                _forget(engine, key)
+
+
+class _Feed(EventFeed):
+    """A feed that also calls the config's `stream` function; its errors are its own."""
+
+    def __init__(self, stream: Callable[[RunEvent], object] | None) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def put(self, event: RunEvent) -> None:
+        super().put(event)
+        if self._stream is not None:
+            try:
+                self._stream(event)
+            except Exception:
+                self._stream = None
+
+
+def follow(
+    engine: Engine, handle: RunHandle, feed: EventFeed, body: Body, *, then: Callable[[], None] = lambda: None
+) -> None:
+    """Watch a run that others advance, from its first event; the handle gets its result when the run ends or rests
+    (`then` is called before)."""
+    key = handle.checkpoint_key
+
+    def over(end: Head | VVAgentError) -> None:
+        then()
+        if isinstance(end, VVAgentError):
+            handle.fail(end)
+        else:
+            handle.finish(lambda: read_result(engine, key, tuple(feed.events)))
+
+    process.tailer_for(engine.store).follow(key, body, feed, over)
+
+
+def _forget(engine: Engine, key: str) -> None:
+    """Drop the record of a run that asked for no checkpoint."""
+    try:
+        engine.store.delete(key)
+    except CheckpointError:
+        return
+
+
+def in_background(work: Callable[[], None]) -> None:
+    """Do work in a thread of its own, in the caller's context."""
+    context = contextvars.copy_context()
+    threading.Thread(target=lambda: context.run(work), name="vv-run", daemon=True).start()
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run blocking work in a thread of its own, never on the loop's default executor."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(setter: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            setter(value)
+
+    def target() -> None:
+        try:
+            value = context.run(work)
+        except BaseException as error:
+            outcome: tuple[Callable[[Any], None], Any] = (future.set_exception, error)
+        else:
+            outcome = (future.set_result, value)
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=target, name="vv-prepare", daemon=True).start()
+    return await future

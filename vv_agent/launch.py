@@ -1,0 +1,178 @@
+"""How a run enters the store, or is found there: the record of a new one, and the rules for one that exists."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+
+from vv_agent.checkpoint.admission import Admission, admit
+from vv_agent.checkpoint.config import ResumePolicy
+from vv_agent.checkpoint.record import Head, NewRun, ParkReason, State
+from vv_agent.checkpoint.store import CheckpointStore
+from vv_agent.definition import RunDefinition
+from vv_agent.dispatch.base import CycleDispatcher, hint
+from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.events import RunEvent
+from vv_agent.messages import Message
+from vv_agent.runtime import eventlog, extensions, journal
+from vv_agent.runtime.body import Body
+from vv_agent.runtime.context import Engine
+from vv_agent.runtime.inbox import answer_signal, resume_signal
+from vv_agent.runtime.patience import patiently
+from vv_agent.runtime.program import Program, check_compatible
+from vv_agent.runtime.recipe import CycleRecipe
+from vv_agent.runtime.tail import rests
+from vv_agent.runtime.transcript import Transcript, log_entry, message_item, pack, unpack
+
+
+@dataclass
+class Admitted:
+    """A record that this call may carry on, and its program."""
+
+    key: str
+    run_id: str
+    body: Body
+    program: Program
+    recipe: CycleRecipe
+    existed: bool
+    rests: bool
+    """It ended, or waits for somebody: there is a result already."""
+    shown: tuple[RunEvent, ...]
+    """The events of its creation, when this call created it."""
+
+
+def new_run(
+    key: str,
+    run_id: str,
+    engine: Engine,
+    program: Program,
+    queue: str | None,
+    *,
+    checkpointed: bool,
+    live: bool,
+    hold: int,
+) -> NewRun:
+    """The record of a new run: the system prompt, what came before, and the input."""
+    definition = program.definition
+    body = Body(engine.new_id("trace"), run_id, definition.agent.name, checkpointed=checkpointed, live=live)
+    items = [message_item(0, Message("system", definition.compiled_prompt))]
+    items += [message_item(0, message) for message in definition.messages()]
+    items.append(["i", 0, Message("user", definition.root_input).to_wire()])
+    blobs = {"state": definition.initial_shared_state, "extensions": extensions.taken(program)}
+    events = eventlog.event_entry(_origin(body), _first_events(body, key, engine))
+    return NewRun(
+        key=key, run_id=run_id, definition=definition.digest, definition_body=definition.encode(), body=body.pack(),
+        queue=queue, due_in=hold, log=(log_entry(items),), events=(events,),
+        blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
+    )  # fmt: skip
+
+
+def _origin(body: Body) -> eventlog.Origin:
+    return eventlog.Origin(body.run_id, body.agent, 0, 1, 0)
+
+
+def _first_events(body: Body, key: str, engine: Engine) -> list[eventlog.Emitted]:
+    now = engine.clock()
+    events = [
+        eventlog.Emitted("run_started", 0, now, {}, {"input": ("input", 0)}),
+        eventlog.Emitted("agent_started", 1, now, {}, {}),
+    ]
+    if body.checkpointed:
+        fields = {"cycle_index": 0, "checkpoint_key": key, "resume_attempt": 1}
+        events.append(eventlog.Emitted("checkpoint_created", 2, now, fields, {}))
+    return events
+
+
+def admit_run(engine: Engine, program: Program, new: NewRun, policy: ResumePolicy) -> Admitted:
+    """Create the record, or find the one that is there, by the table of spec/10."""
+    store = engine.store
+    body = Body.unpack(new.body, new.key)
+    if policy is not ResumePolicy.NEW and (found := store.look(new.key)) is not None:
+        return _readmit(engine, program, found.head, policy)
+    admit(policy, new.key, present=False)
+    try:
+        (head,) = patiently(lambda: store.create([new]))
+    except CheckpointError as error:
+        lost_race = error.code == "checkpoint_already_exists" and policy is ResumePolicy.RESUME_IF_PRESENT
+        found = store.look(new.key) if lost_race else None
+        if found is None:
+            raise
+        return _readmit(engine, program, found.head, policy)
+    reader = eventlog.EventReader(body)
+    reader.transcript.extend(1, new.log[0])
+    shown = tuple(numbered.event for numbered in reader.decode(new.events[0]))
+    recipe = CycleRecipe.of(head, store.id)
+    return Admitted(new.key, new.run_id, body, program, recipe, existed=False, rests=False, shown=shown)
+
+
+def _readmit(engine: Engine, program: Program, head: Head, policy: ResumePolicy) -> Admitted:
+    waits_for_user = head.state is State.PARKED and head.reason is ParkReason.INPUT
+    over = head.state is State.ENDED or waits_for_user
+    stored = program if over else _stored_program(engine.store, head, program)
+    admission = admit(policy, head.key, present=True, terminal=over, same_definition=stored is not None)
+    if admission is Admission.RECOVER:
+        check_journal(engine.store, head.key)
+    if admission is Admission.RECOVER and rests(head):
+        engine.store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}"))
+    body = Body.unpack(head.body, head.key)
+    recipe = CycleRecipe.of(head, engine.store.id)
+    return Admitted(head.key, head.run_id, body, stored or program, recipe, existed=True, rests=over, shown=())
+
+
+def check_journal(store: CheckpointStore, key: str) -> None:
+    """Before anything is claimed: what the journal holds belongs to the run as it is stored."""
+    snapshot = store.load(key)
+    if snapshot is None or not snapshot.journal:
+        return
+    transcript = Transcript()
+    for entry in snapshot.log:
+        transcript.extend(entry.seq, entry.body)
+    entries = {name: unpack(body, f"journal entry {name}") for name, body in snapshot.journal.items()}
+    journal.check_integrity(key, transcript, snapshot.head.cycle, entries)
+
+
+def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Program | None:
+    """The program under the record's definition; None when it describes another run.
+
+    An edited tool description is no difference: the model goes on seeing the stored one (DESIGN 5.5).
+    """
+    if head.definition == program.definition.digest:
+        return program
+    stored = RunDefinition.decode(store.definition(head.definition))
+    mine = {tool.tool_schema.function.name for tool in program.definition.tools}
+    if mine != {tool.tool_schema.function.name for tool in stored.tools}:
+        return None
+    try:
+        for tool in stored.tools:
+            check_compatible(program.tools[tool.tool_schema.function.name], tool)
+    except ConfigError:
+        return None
+    edited = {**program.definition.to_wire(), "tools": stored.to_wire()["tools"]}
+    if RunDefinition.parse(edited).digest != head.definition:
+        return None
+    return replace(program, definition=stored)
+
+
+def existing(store: CheckpointStore, key: str) -> Head:
+    """The record of that key; `checkpoint_not_found` when there is none."""
+    look = store.look(key)
+    if look is None:
+        raise CheckpointError(
+            "checkpoint_not_found", f"there is no run {key!r} in {store.url}; check the key and VV_AGENT_STORE"
+        )
+    return look.head
+
+
+def wake(store: CheckpointStore, dispatcher: CycleDispatcher, head: Head, text: str | None) -> None:
+    """Post what makes a resting run go on."""
+    waits = head.reason is ParkReason.INPUT and head.state in (State.PARKED, State.READY)
+    if text is not None:
+        if not waits:
+            raise ConfigError("run_not_waiting", f"run {head.key!r} is {head.status}, it waits for no input")
+        answer = answer_signal(f"answer_{head.revision}", text)
+        posted = store.post(head.key, answer)
+        if posted.signal.body != answer.body:
+            raise ConfigError("already_decided", f"run {head.key!r} was answered already, with another text")
+        hint(dispatcher, posted.head, store.id)
+    elif rests(head) and head.state is not State.ENDED and not waits:
+        hint(dispatcher, store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}")).head, store.id)

@@ -1,0 +1,64 @@
+"""The public result of a run, read from its record."""
+
+from __future__ import annotations
+
+import shlex
+
+from vv_agent.checkpoint.identity import tool_operation_id
+from vv_agent.checkpoint.record import Seen
+from vv_agent.definition import RunDefinition
+from vv_agent.errors import CheckpointError
+from vv_agent.events import RunEvent
+from vv_agent.result import ResolvedModel, RunResult
+from vv_agent.results import AgentStatus, ResumeObservation
+from vv_agent.runtime.body import Body
+from vv_agent.runtime.context import Engine
+from vv_agent.runtime.output import agent_result
+from vv_agent.runtime.transcript import Transcript, unpack
+
+
+def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...]) -> RunResult:
+    """The public result of a record as it stands."""
+    cached = engine.cache.take(key)
+    snapshot = engine.store.load(key, Seen(cached.entry_n) if cached else None)
+    if snapshot is None:
+        raise CheckpointError("checkpoint_not_found", f"run {key!r} was deleted")
+    head = snapshot.head
+    body = Body.unpack(head.body, key)
+    if cached and (cached.run_id != head.run_id or head.entry_n < cached.entry_n):
+        return read_result(engine, key, events)  # another run took the key; nothing is cached any more
+    transcript = cached.transcript if cached else Transcript()
+    for entry in snapshot.log:
+        transcript.extend(entry.seq, entry.body)
+    state = (snapshot.blobs or {}).get("state")
+    raw = agent_result(head, body, transcript, unpack(state, f"state of run {key!r}") if state else {})
+    if not body.checkpointed:
+        raw = raw.model_copy(update={"checkpoint_key": None})
+    definition = RunDefinition.decode(engine.store.definition(head.definition))
+    model = _resolved_model(definition)
+    metadata = {**definition.run_metadata, "trace_id": body.trace_id, "backend": model.backend}
+    if raw.status is AgentStatus.RECONCILIATION_REQUIRED and raw.resume_observation is not None:
+        metadata["waits_for"] = _doubt(key, transcript, raw.resume_observation)
+    return RunResult.of(
+        raw, input=transcript.inputs.get(body.segment, ""), run_id=body.run_id, trace_id=body.trace_id,
+        agent_name=body.agent, new_items=transcript.new_items(body.segment), events=events,
+        metadata={**metadata, "resolved_model": model.model_id}, resolved_model=model,
+    )  # fmt: skip
+
+
+def _doubt(key: str, transcript: Transcript, observation: ResumeObservation) -> str:
+    """What a run that parked for a decision waits for, in words."""
+    turn = transcript.turns.get(max(transcript.turns, default=0))
+    names = {tool_operation_id(turn.cycle, n): call.name for n, call in enumerate(turn.calls, 1)} if turn else {}
+    tool = names.get(observation.operation_id)
+    what = f"the call of the tool {tool!r}" if tool else f"the {observation.operation_kind} call"
+    decide = f"vv-agent runs reconcile {shlex.quote(key)} {observation.operation_id}"
+    return (
+        f"{what} was started and its outcome is not known; look what became of it, then decide: "
+        f"{decide} --retry, --done TEXT, --failed TEXT or --abort TEXT"
+    )
+
+
+def _resolved_model(definition: RunDefinition) -> ResolvedModel:
+    model = definition.model
+    return ResolvedModel(model.backend, model.model_id, model.model_id, model.model_id)
