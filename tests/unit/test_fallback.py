@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.scenarios import module_of_a_shop as shop
 from vv_agent import CheckpointConfig, RunConfig, Runner
 from vv_agent.checkpoint.memory import MemoryStore
+from vv_agent.checkpoint.record import Presence
 from vv_agent.dispatch.distributed import DistributedBackend
 from vv_agent.dispatch.store import StoreDispatcher
 from vv_agent.errors import StoreError
+from vv_agent.runtime.recipe import CycleRecipe
 
 
 class Stumbling(MemoryStore):
@@ -35,3 +39,32 @@ def test_the_starter_helps_itself_also_after_the_store_did_not_answer(tmp_path: 
     handle = runner.start(shop.agent, "What is a pear?", run_config=config)
     assert handle.result(20).final_output == "A pear costs 2.50."
     assert store.refusals == 0
+
+
+class Refusing(MemoryStore):
+    """With a worker that is there and has not the code."""
+
+    def presences(self, *args: Any, **more: Any) -> Any:
+        return (Presence("w", ("vv-agent",), 1),)
+
+
+class Refused(StoreDispatcher):
+    """Each hint is answered with a refusal."""
+
+    def dispatch(self, recipe: CycleRecipe) -> bool:
+        return bool(
+            self._store.defer(recipe.key, recipe.cycle, "run_incompatible: the tool 'weigh' is missing", 60_000)
+        )
+
+
+def test_the_starter_helps_itself_when_the_workers_refuse(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    store = Refusing()
+    config = RunConfig(
+        checkpoint_config=CheckpointConfig(key="k", store=store),
+        execution_backend=DistributedBackend(Refused(store), patience=0.5),
+    )
+    runner = Runner(model_provider=shop.models, workspace=tmp_path)
+    handle = runner.start(shop.agent, "What is a pear?", run_config=config)
+    assert handle.result(20).final_output == "A pear costs 2.50."
+    said = capfd.readouterr().err
+    assert said.count("cannot take the run: run_incompatible: the tool 'weigh' is missing; working on 'k'") == 1

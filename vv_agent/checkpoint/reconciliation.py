@@ -134,7 +134,8 @@ class RecoveryAction(StrEnum):
 class Recovery:
     """A decided recovery: the entry to store, what to do then, and the events to emit, in order.
 
-    `observation` is set while the outcome is unknown (park, abort); `risk` whenever it was unknown at the claim.
+    `observation` is set while the outcome is unknown (park, abort); `risk` whenever it was unknown at the claim;
+    `given_up` is the error of an abort.
     """
 
     action: RecoveryAction
@@ -142,6 +143,7 @@ class Recovery:
     events: tuple[str, ...] = ()
     risk: str | None = None
     observation: ResumeObservation | None = None
+    given_up: OperationError | None = None
 
 
 def after_claim(entry: ModelEntry | ToolEntry) -> ModelEntry | ToolEntry:
@@ -208,7 +210,7 @@ def _carry_out(entry: ModelEntry | ToolEntry, decision: ReconciliationDecision) 
             events = ("operation_ambiguous", "reconciliation_required")
             return Recovery(RecoveryAction.PARK, entry, events, seen.risk, seen)
         case Abort():
-            return Recovery(RecoveryAction.ABORT, entry, ("operation_ambiguous",), seen.risk, seen)
+            return Recovery(RecoveryAction.ABORT, entry, ("operation_ambiguous",), seen.risk, seen, decision.error)
         case Retry():
             planned = transition(entry, OperationState.PLANNED)
             return Recovery(RecoveryAction.CALL, planned, resolved, seen.risk)

@@ -41,6 +41,7 @@ def _summary(view: View, result: RunResult) -> dict[str, Any]:
         "key": view.head.key,
         "status": result.status.value,
         "final_output": result.final_output,
+        "error": view.error,
         "error_code": result.error_code,
         "cycles": len(result.cycles),
         "waits_for": observation.to_wire() if observation else None,

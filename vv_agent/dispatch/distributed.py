@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from vv_agent.checkpoint.record import Head, ParkReason, State
+from vv_agent.checkpoint.record import Head, Look, ParkReason, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.dispatch.base import CycleDispatcher, hint
 from vv_agent.errors import StoreError
@@ -27,8 +27,9 @@ PRESENT = 10.0
 class DistributedBackend:
     """Sends the hint and lets workers do the rest.
 
-    When no worker of the queue has shown itself for `patience` seconds (at once if none ever did) and this process
-    can load what the run needs, it says so once on stderr and works on the run itself: same recipe, same record.
+    When no worker of the queue has shown itself for `patience` seconds (at once if none ever did), or those that have
+    refuse the run for as long, and this process can load what the run needs, it says so once on stderr and works on
+    the run itself: same recipe, same record.
     `queue` is where its new runs go (None: that of the settings).
     """
 
@@ -55,7 +56,7 @@ class DistributedBackend:
 
     def _watch(self, engine: Engine, key: str, queue: str | None) -> None:
         """Until the run is over: whenever no worker shows itself, advance it here."""
-        said = False
+        said = refused = False
         while not engine.stopping:
             try:
                 look = engine.store.look(key)
@@ -65,20 +66,21 @@ class DistributedBackend:
                 continue
             if look is None or rests(look.head):
                 return
-            if not served:
+            refused = refused or self._is_refused(look)
+            if refused or not served:
                 recipe = CycleRecipe.of(look.head, engine.store.id)
                 if not said:
                     said = True
-                    sys.stderr.write(
-                        f"vv-agent: no worker of queue {queue!r} is running; working on {key!r} in this process "
-                        "(start one with: vv-agent worker)\n"
-                    )
+                    _say(look.head, served)
                 owner = look.head.owner
                 if owner is not None and is_dead(owner):  # no worker is there to see it
                     engine.store.expire(owner)
                 if self._help(engine, recipe):
                     continue
             time.sleep(0.25)
+
+    def _is_refused(self, look: Look) -> bool:
+        return look.head.refused_at is not None and look.now - look.head.refused_at >= self.patience * 1000
 
     def _help(self, engine: Engine, recipe: CycleRecipe) -> bool:
         """One cycle here; True if it was done."""
@@ -88,6 +90,14 @@ class DistributedBackend:
             log.exception("cycle %s of %s failed in this process", recipe.cycle, recipe.key)
             return False
         return step.what in ("committed", "ended", "parked")
+
+
+def _say(head: Head, served: bool) -> None:
+    if served:
+        why, what = f"the workers of queue {head.queue!r} cannot take the run: {head.refusal}", ""
+    else:
+        why, what = f"no worker of queue {head.queue!r} is running", " (start one with: vv-agent worker)"
+    sys.stderr.write(f"vv-agent: {why}; working on {head.key!r} in this process{what}\n")
 
 
 def settle(engine: Engine, dispatcher: CycleDispatcher, head: Head) -> None:
@@ -106,5 +116,6 @@ def settle(engine: Engine, dispatcher: CycleDispatcher, head: Head) -> None:
 
 
 def workers_of(store: CheckpointStore, queue: str | None, within: float = PRESENT) -> bool:
-    """Whether a worker of the queue showed itself in the last `within` seconds."""
-    return any(queue in presence.queues for presence in store.presences(int(within * 1000)))
+    """Whether a worker of the queue showed itself in the last `within` seconds, and is not known to be dead."""
+    shown = [presence.id for presence in store.presences(int(within * 1000)) if queue in presence.queues]
+    return not all(is_dead(name.rpartition("@")[2]) for name in shown)

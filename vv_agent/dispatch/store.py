@@ -32,7 +32,8 @@ class StoreDispatcher:
         except StoreError:
             return False
         free = [p for p in presences if p.free > 0] or presences
-        return bool(free) and wake(str(random.choice(free).wake))
+        random.shuffle(free)
+        return any(wake(str(presence.wake)) for presence in free)  # a killed worker's socket hears nothing
 
 
 def wake(path: str) -> bool:

@@ -298,8 +298,9 @@ def _apply(
         case RecoveryAction.ABORT:
             run.note(name, {**entry, "state": "ambiguous"})
             assert recovery.observation is not None
+            assert recovery.given_up is not None
             run.observe(recovery.observation.to_wire())
-            return failed("an operator gave up on an operation whose outcome is unknown", ABORT_CODE)
+            return failed(f"given up, the outcome of {name} is unknown: {recovery.given_up.message}", ABORT_CODE)
         case RecoveryAction.CALL:
             run.note(name, {**entry, "state": "planned", "attempt": after.attempt})
         case RecoveryAction.REPLAY:

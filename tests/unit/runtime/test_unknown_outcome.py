@@ -134,6 +134,7 @@ def test_an_operator_may_give_up_in_the_same_claim(tmp_path: Path) -> None:
     run = host(tmp_path, failing(breaks), config={"reconciliation_provider": provider})
     result = run.run([asks()]).ok
     assert (result.status, result.error_code) == ("failed", "operator_abort_with_unknown_outcome")
+    assert str(result.raw_result.error).endswith(": nobody knows")
     assert run.journal()[TOOL]["state"] == "ambiguous"
 
 
