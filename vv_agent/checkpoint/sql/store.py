@@ -25,7 +25,7 @@ from vv_agent.checkpoint.sql.driver import (
     parse_url,
 )
 from vv_agent.checkpoint.sql.live import SqlLive
-from vv_agent.checkpoint.sql.tables import CLOCK, ENTRY_BITS, META, TABLES, Statement, listing, statements
+from vv_agent.checkpoint.sql.tables import CLOCK, ENTRY_BITS, META, TABLES, Statements, listing
 from vv_agent.checkpoint.store import CheckpointStore, T, Transaction
 from vv_agent.checkpoint.urls import without_password
 from vv_agent.checkpoint.watch import ChangeWatch, Poller
@@ -56,7 +56,7 @@ class SqlStore(CheckpointStore):
         self._sqlite = target.get_backend_name() == "sqlite"
         self._pid = os.getpid()
         self._engine = make_engine(target)
-        self._statements = statements(self._engine)
+        self._statements = Statements(self._engine)
         self._connections = Connections(self._engine)
         self._watch = ChangeWatch(self._poller)
         self.id = self._open_patiently()
@@ -161,7 +161,7 @@ class _Transaction:
     """The verbs' view of one open transaction. Head and journal of a record are written once, by `flush`."""
 
     def __init__(
-        self, connection: Connection, statements: dict[str, Statement], clock: Callable[[], int] | None, *, write: bool
+        self, connection: Connection, statements: Statements, clock: Callable[[], int] | None, *, write: bool
     ) -> None:
         self._cursor = connection.driver.cursor()
         self._statements = statements

@@ -7,6 +7,7 @@ thirty columns took longer than everything else a verb does (measured).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from sqlalchemy import (
@@ -103,8 +104,20 @@ def head_columns(dialect: str) -> list[Any]:
     return [RUN.c.id, RUN.c.head, RUN.c.journal, now]
 
 
-def statements(engine: Engine) -> dict[str, Statement]:
-    """Every statement of the verbs by name."""
+class Statements(dict[str, Statement]):
+    """The statements of the verbs by name, each compiled when it is first used: a listing needs two of them."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+        self._clauses = _clauses(engine)
+
+    def __missing__(self, name: str) -> Statement:
+        compiled = self[name] = Statement(self._clauses[name], self._engine)
+        return compiled
+
+
+def _clauses(engine: Engine) -> dict[str, ClauseElement]:
     b = bindparam
     head = select(*head_columns(engine.dialect.name))
     due = head.where(RUN.c.queue == b("q"), RUN.c.due <= b("t")).order_by(RUN.c.due).limit(b("n"))
@@ -112,7 +125,7 @@ def statements(engine: Engine) -> dict[str, Statement]:
     row = update(RUN).where(RUN.c.id == b("i"))
     written: dict[str, Any] = {"head": b("head"), "journal": b("journal")}
     searched: dict[str, Any] = {name: b(f"new_{name}") for name in ("state", "status", "due")}
-    clauses: dict[str, ClauseElement] = {
+    return {
         "head": head.where(RUN.c.key == b("k")),
         "lock": head.where(RUN.c.key == b("k")).with_for_update(),
         "due": due,
@@ -149,14 +162,11 @@ def statements(engine: Engine) -> dict[str, Statement]:
         "show": conflict["worker"],
         "forget_workers": delete(WORKER).where(WORKER.c.seen_at < b("t")),
     }  # fmt: skip
-    return {name: Statement(clause, engine) for name, clause in clauses.items()}
 
 
 def _upserts(engine: Engine) -> dict[str, ClauseElement]:
     """The statements both dialects spell with ON CONFLICT, which SQLAlchemy has per dialect only."""
-    from sqlalchemy.dialects import postgresql, sqlite
-
-    dialect: Any = sqlite if engine.dialect.name == "sqlite" else postgresql
+    dialect: Any = import_module(f"sqlalchemy.dialects.{engine.dialect.name}")
     b = bindparam
     blob = dialect.insert(BLOB).values(run=b("i"), name=b("n"), body=b("body"))
     worker = dialect.insert(WORKER).values(
