@@ -7,7 +7,7 @@ import contextvars
 import secrets
 import shlex
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -262,18 +262,22 @@ class Runner:
         store = self._store(checkpoint)
         engine = process.engine_for(store, settings)
         key = validate_key(checkpoint.key) if checkpoint and checkpoint.key else f"checkpoint_{secrets.token_hex(16)}"
-        run_id = engine.new_id("run")
+        run_id, trace_id = engine.new_id("run"), engine.new_id("trace")
         layers = Layers(
             agent=agent, default=self._default, run=run_config, config=config, provider=self._model_provider(config),
             checkpoint=checkpoint, elsewhere=mode is ExecutionMode.DISTRIBUTED,
         )  # fmt: skip
-        program = compile_run(layers, clean(text), run_id=run_id, workspace=self._workspace)
+        policy = checkpoint.resume_policy if checkpoint else ResumePolicy.NEW
+        program = compile_run(
+            layers, clean(text), run_id=run_id, trace_id=trace_id, workspace=self._workspace,
+            existing=lambda: None if policy is ResumePolicy.NEW else _definition_at(store, key),
+        )  # fmt: skip
         dispatcher = getattr(backend_given, "dispatcher", None) or process.dispatcher_for(store, settings)
         backend = backend_given or _backend(mode, dispatcher, settings)
         queue = _queue(backend, settings)
         hold = dispatcher.hold_ms if queue is not None else 0
-        new = _new_run(key, run_id, engine, program, queue, checkpointed=checkpoint is not None, live=live, hold=hold)
-        policy = checkpoint.resume_policy if checkpoint else ResumePolicy.NEW
+        body = Body(trace_id, run_id, agent.name, checkpointed=checkpoint is not None, live=live)
+        new = _new_run(key, body, engine, program, queue, hold=hold)
         admitted = _admit(engine, program, new, policy, may_attach=not backend.local)
         return _Start(engine, backend, dispatcher, admitted, config)
 
@@ -458,28 +462,24 @@ def _backend(mode: ExecutionMode, dispatcher: CycleDispatcher, settings: Setting
     return DistributedBackend(dispatcher)
 
 
-def _new_run(
-    key: str,
-    run_id: str,
-    engine: Engine,
-    program: Program,
-    queue: str | None,
-    *,
-    checkpointed: bool,
-    live: bool,
-    hold: int,
-) -> NewRun:
+def _new_run(key: str, body: Body, engine: Engine, program: Program, queue: str | None, *, hold: int) -> NewRun:
     """The record of a new run: the system prompt, what came before, and the input."""
-    definition = program.definition
-    body = Body(engine.new_id("trace"), run_id, definition.agent.name, checkpointed=checkpointed, live=live)
-    items = [message_item(0, Message("system", definition.compiled_prompt))]
+    definition, opening = program.definition, program.opening
+    assert opening is not None
+    items: list[Sequence[Any]] = []
+    if definition.compiled_prompt:
+        system = Message("system", definition.compiled_prompt, metadata=opening.prompt_facts)
+        items.append(message_item(0, system))
     items += [message_item(0, message) for message in definition.messages()]
     items.append(["i", 0, Message("user", definition.root_input).to_wire()])
-    blobs = {"state": definition.initial_shared_state, "extensions": extensions.taken(program)}
-    events = eventlog.event_entry(_origin(body), _first_events(body, key, engine))
+    blobs = {
+        "state": {**definition.initial_shared_state, **opening.state},
+        "extensions": extensions.taken(program),
+    }
+    events = eventlog.event_entry(_origin(body), _first_events(body, key, engine, opening.notices))
     return NewRun(
-        key=key, run_id=run_id, definition=definition.digest, definition_body=definition.encode(), body=body.pack(),
-        queue=queue, due_in=hold, log=(log_entry(items),), events=(events,),
+        key=key, run_id=body.run_id, definition=definition.digest, definition_body=definition.encode(),
+        body=body.pack(), queue=queue, due_in=hold, log=(log_entry(items),), events=(events,),
         blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
     )  # fmt: skip
 
@@ -488,7 +488,7 @@ def _origin(body: Body) -> eventlog.Origin:
     return eventlog.Origin(body.run_id, body.agent, 0, 1, 0)
 
 
-def _first_events(body: Body, key: str, engine: Engine) -> list[eventlog.Emitted]:
+def _first_events(body: Body, key: str, engine: Engine, notices: Sequence[Mapping[str, Any]]) -> list[eventlog.Emitted]:
     now = engine.clock()
     events = [
         eventlog.Emitted("run_started", 0, now, {}, {"input": ("input", 0)}),
@@ -497,6 +497,7 @@ def _first_events(body: Body, key: str, engine: Engine) -> list[eventlog.Emitted
     if body.checkpointed:
         fields = {"cycle_index": 0, "checkpoint_key": key, "resume_attempt": 1}
         events.append(eventlog.Emitted("checkpoint_created", 2, now, fields, {}))
+    events += [eventlog.Emitted("diagnostic", n, now, notice, {}) for n, notice in enumerate(notices, len(events))]
     return events
 
 
@@ -553,7 +554,8 @@ def _check_journal(store: CheckpointStore, key: str) -> None:
 def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Program | None:
     """The program under the record's definition; None when it describes another run.
 
-    An edited tool description is no difference: the model goes on seeing the stored one (DESIGN 5.5).
+    An edited tool description is no difference: the model goes on seeing the stored one (DESIGN 5.5). Nor is a prompt
+    that each start makes anew.
     """
     if head.definition == program.definition.digest:
         return program
@@ -567,6 +569,8 @@ def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Pro
     except ConfigError:
         return None
     edited = {**program.definition.to_wire(), "tools": stored.to_wire()["tools"]}
+    if program.opening is not None and program.opening.accepts(stored.compiled_prompt):
+        edited["compiled_prompt"] = stored.compiled_prompt
     if RunDefinition.parse(edited).digest != head.definition:
         return None
     return replace(program, definition=stored)
@@ -579,6 +583,11 @@ def _existing(store: CheckpointStore, key: str) -> Snapshot:
             "checkpoint_not_found", f"there is no run {key!r} in {store.url}; check the key and VV_AGENT_STORE"
         )
     return snapshot
+
+
+def _definition_at(store: CheckpointStore, key: str) -> RunDefinition | None:
+    found = store.load(key, Seen(entries=1 << 24))
+    return RunDefinition.decode(store.definition(found.head.definition)) if found else None
 
 
 def _wake(store: CheckpointStore, dispatcher: CycleDispatcher, snapshot: Snapshot, text: str | None) -> None:
