@@ -250,6 +250,29 @@ def test_a_run_does_not_go_on_under_other_instructions_or_other_providers(tmp_pa
     assert kept(store, desk.editor, ["done"], tmp_path, context_providers=[desk.style]).final_output == "done"
 
 
+class Late(MemoryStore):
+    """Does not show a run that is there, the first times: its starter looks before the other one creates it."""
+
+    hidden = 0
+
+    def load(self, key: str, *seen: Any) -> Any:
+        if self.hidden:
+            self.hidden -= 1
+            return None
+        return super().load(key, *seen)
+
+
+def test_of_two_starters_at_once_the_later_one_takes_the_prompt_of_the_other(tmp_path: Path) -> None:
+    store = Late()
+    with pytest.raises(KeyboardInterrupt):
+        kept(store, desk.editor, [interrupt], tmp_path, context_providers=[desk.style])
+    asked = desk.Style.asked
+    store.hidden = 2
+    result = kept(store, desk.editor, [desk.what_it_saw], tmp_path, context_providers=[desk.style])
+    assert (store.hidden, desk.Style.asked) == (0, asked + 1)
+    assert f"Asked {asked} times, by editor" in str(result.final_output)
+
+
 def test_a_kept_run_needs_names_for_what_makes_its_prompt(tmp_path: Path) -> None:
     for agent, config in (
         (replace(desk.editor, instructions=lambda context, agent: "Hi."), {}),

@@ -69,9 +69,9 @@ def render_skills_xml(entries: Iterable[SkillEntry], *, budget: int = DEFAULT_BU
         if len(whole) <= budget:
             return whole
     elements = [_element(entry, False) for entry in offered]
-    shown = len(elements)
-    while shown and len(_shortened(elements, shown)) > budget:
-        shown -= 1
+    used, shown = len(_shortened(elements, 0)), 0
+    while (used := used + len(elements[shown]) + 1) <= budget:
+        shown += 1
     return _shortened(elements, shown)
 
 
