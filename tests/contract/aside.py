@@ -26,8 +26,7 @@ WHOLE_FILES = {
         ("control", "sessions", "session_sqlite_canonical.sql"),
         ("control", "options of a run and of its handle", "run_config_controls.json run_handle.json"),
         ("control", "tracing", "runner_trace.jsonl runner_trace_spans.json"),
-        ("memory", "memory, prompt and history", "memory_lifecycle.json memory_local.json"),
-        ("memory", "memory, prompt and history", "assistant_reasoning_history.json"),
+        ("memory", "memory", "memory_lifecycle.json memory_local.json"),
         ("app server", "the App Server", "app_server_observable.json"),
     )
     for name in names.split()

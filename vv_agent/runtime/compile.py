@@ -16,6 +16,7 @@ from vv_agent.context import ContextRequest
 from vv_agent.definition import CapabilityRef, RunDefinition
 from vv_agent.definition_rules import normalised, stable_ref
 from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.history import sanitized
 from vv_agent.llm.client import as_model
 from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
 from vv_agent.llm.settings import ModelSettings
@@ -116,7 +117,7 @@ class _Parts:
             "agent": {"name": self.layers.agent.name, "type": None},
             "root_input": self.text,
             "compiled_prompt": prompt,
-            "initial_messages": [message.to_wire() for message in config.initial_messages or ()],
+            "initial_messages": [message.to_wire() for message in sanitized(config.initial_messages or ())],
             "initial_shared_state": dict(config.shared_state),
             "run_metadata": dict(config.metadata),
             "context_ref": self._wire(self._name("context", config.context)),
