@@ -90,7 +90,7 @@ def _place(path: str, workspace: WorkspaceBackend | None) -> tuple[WorkspaceBack
 
 def discover_skill_dirs(root: str | os.PathLike[str]) -> list[Path]:
     """The folders with a SKILL.md at or below `root`, root first, then by name; links are not followed outside."""
-    return [Path(file.location).parent for file in skill_files(os.path.abspath(root), None)]
+    return [Path(file.location).parent for file in skill_files(os.fspath(root), None)]
 
 
 def read_properties(skill_dir: str | os.PathLike[str]) -> SkillProperties:
