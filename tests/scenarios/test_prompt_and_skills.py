@@ -35,7 +35,7 @@ from vv_agent.dispatch.store import StoreDispatcher
 from vv_agent.llm.base import ModelRequest
 from vv_agent.result import RunResult
 from vv_agent.settings import Settings
-from vv_agent.testing import ScriptedProvider, call
+from vv_agent.testing import ScriptedProvider, call, calls
 
 SEEN: dict[str, list[bytes]] = {}
 
@@ -292,13 +292,17 @@ def test_a_kept_run_needs_names_for_what_makes_its_prompt(tmp_path: Path) -> Non
 def test_a_broken_skill_is_told_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
     skill(tmp_path / "skills", "bad", header="name: [")
     skill(tmp_path / "skills", "good")
-    steps = [call("activate_skill", {"skill_name": "bad"}), desk.what_it_saw]
-    result = run(replace(desk.counter), steps, tmp_path)
+
+    def vanished(request: ModelRequest) -> Any:
+        (tmp_path / "skills/bad/SKILL.md").unlink()
+        return calls(("activate_skill", {"skill_name": "bad"}), ("activate_skill", {"skill_name": "good"}))(request)
+
+    result = run(desk.counter, [vanished, desk.what_it_saw], tmp_path)
     (told,) = [event for event in result.events if event.type == "diagnostic"]
     assert (told.code, told.details["skill"]) == ("skill_invalid", "bad")  # type: ignore[union-attr]
     assert "no valid YAML" in told.details["error"]  # type: ignore[union-attr]
-    (refused,) = tool_results(result)
-    assert refused["error_code"] == "skill_invalid"
+    refused, activated = tool_results(result)
+    assert (refused["error_code"], activated["status"]) == ("skill_invalid", "activated")
     assert "<name>good</name>" in str(result.final_output)
     assert "bad" not in str(result.final_output)
 

@@ -98,7 +98,7 @@ def _entries(raw: Any, workspace: WorkspaceBackend | None, load: bool) -> Iterat
         case str() | Path() if str(raw).strip():
             for file in skill_files(str(raw).strip(), workspace):
                 yield _read(file, load)
-        case Mapping() if _text(raw, "name") and _text(raw, "description"):
+        case Mapping() if _text(raw, "name") and (_text(raw, "description") or _text(raw, "load_error")):
             yield _described(raw)
         case Mapping() if location := _text(raw, "location"):
             yield _read(_file_at(location, workspace), load)
