@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "vv_agent"
 LAYERS = (
     "errors settings _json _pointer _facade _loop cancellation",
-    "messages events event_store types usage budget results tool_metadata _wire",
-    "agent config hooks approvals references definition definition_rules llm tools workspace sessions checkpoint",
+    "messages history events event_store types usage budget results tool_metadata _wire",
+    "agent config context hooks approvals references definition definition_rules llm tools workspace sessions checkpoint",
     "prompt skills memory tools.builtin",
     "runtime",
     "dispatch",
@@ -30,7 +30,7 @@ HOMES = {
     "celery": ("dispatch.celery", "workers"),
     "kombu": ("workers.transport",),
     "redis": ("*.redis",),
-    "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql"),
+    "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql", "sessions.sql"),
     "boto3": ("workspace.s3",),
     "botocore": ("workspace.s3",),
     "httpx": ("llm.openai_compatible",),

@@ -25,8 +25,8 @@ BUDGETS: Later = ("control", "budgets are not enforced yet")
 SESSIONS: Later = ("control", "sessions, event stores and tracing of a run are not built yet")
 STEERING: Later = ("control", "steering a run under way is not built yet")
 RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
-TOOLS: Later = ("tools", "the other tools, workspaces and skills are not built yet")
-MEMORY: Later = ("memory", "memory and context are not built yet")
+TOOLS: Later = ("tools", "the other tools and workspaces are not built yet")
+MEMORY: Later = ("memory", "memory is not built yet")
 SERVER: Later = ("app server", "the App Server is not built yet")
 INTERACTIVE: Later = ("control", "interactive sessions are not built yet")
 
@@ -40,16 +40,15 @@ CAPABILITIES: dict[Later, str] = {
     RUNTIME: "tools.orchestrator runtime_backend.agent_runtime runtime_backend.cycle_runner "
     "runtime_backend.tool_call_runner",
     TOOLS: "workspace.memory workspace.s3 workspace.discovery_filter workspace.portable_regex_error",
-    MEMORY: "run_config.context_provider",
 }
 DOMAINS: dict[str, Later] = {
-    "interactive": INTERACTIVE, "app_server": SERVER, "memory": MEMORY, "skills": TOOLS,
+    "interactive": INTERACTIVE, "app_server": SERVER, "memory": MEMORY,
 }  # fmt: skip
 """Domains of which nothing is built yet."""
 SURFACES: dict[str, Later] = {
     "sub_agent_config": HANDOFFS, "interactive_session": INTERACTIVE, "interactive_client": INTERACTIVE, "app_server": SERVER,
     "app_server_client": SERVER, "memory_provider": MEMORY, "memory_manager": MEMORY, "session_memory": MEMORY,
-    "skills": TOOLS, "tracing_span": SESSIONS, "tracing_sink": SESSIONS,
+    "tracing_span": SESSIONS, "tracing_sink": SESSIONS,
 }  # fmt: skip
 """Objects that are not built yet."""
 MEMBERS: dict[Later, str] = {
@@ -63,7 +62,7 @@ MEMBERS: dict[Later, str] = {
     "run_config.trace_id run_config.workflow_name run_config.log_preview_chars run_config.debug_dump_dir",
     STEERING: "run_handle.steer run_handle.follow_up run_handle.resume",
     TOOLS: "run_config.tool_registry_factory",
-    MEMORY: "run_config.context_providers run_config.max_context_chars run_config.memory_providers",
+    MEMORY: "run_config.memory_providers",
 }
 
 

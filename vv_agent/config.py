@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vv_agent.checkpoint.config import CheckpointConfig
     from vv_agent.checkpoint.extensions import CheckpointExtension
     from vv_agent.checkpoint.reconciliation import ReconciliationProvider
+    from vv_agent.context import ContextProvider
     from vv_agent.events import RunEvent
     from vv_agent.llm import ModelProvider, ModelRef, ModelSettings
     from vv_agent.messages import Message
@@ -43,6 +44,8 @@ class RunConfig:
     `resume_if_present`: the same call made again attaches to the run, wherever it stands. `stream` sees every event
     of the run as it happens; its errors are ignored. `before_cycle_messages` is called between claim and model call
     of each cycle and what it returns is saved with the model's answer, so that a retry does not call it again.
+    `context_providers` add fragments to the system prompt, which has at most `max_context_chars` code points: a
+    fragment that would pass the limit is left out as a whole.
     """
 
     model: ModelRef | str | None = None
@@ -58,6 +61,8 @@ class RunConfig:
     execution_backend: Any = None
     cancellation_token: CancellationToken | None = None
     context: Any = None
+    context_providers: Sequence[ContextProvider] = ()
+    max_context_chars: int | None = None
     shared_state: Mapping[str, Any] = field(default_factory=dict)
     before_cycle_messages: BeforeCycleMessages | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -73,6 +78,9 @@ class RunConfig:
             raise ConfigError(
                 "run_config_invalid", "give checkpoint_key or checkpoint_config, not both: the config has its own key"
             )
+        limit = self.max_context_chars
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise ConfigError("run_config_invalid", f"max_context_chars {limit!r} must be a positive whole number")
         for name, kind in (("execution_mode", ExecutionMode), ("no_tool_policy", NoToolPolicy)):
             value = getattr(self, name)
             if value is not None:
@@ -85,17 +93,17 @@ class RunConfig:
 
 
 _KEYWISE = ("metadata", "shared_state")
-_CONCATENATED = ("checkpoint_extensions",)
+_CONCATENATED = ("checkpoint_extensions", "context_providers")
 _OWN_RULE = ("model", "model_settings", "tool_policy")
 
 
 def effective_config(agent: Agent, default: RunConfig | None, run: RunConfig | None) -> RunConfig:
     """The one table of precedence (spec/20): run, then runner default, then agent, then framework.
 
-    `metadata` and `shared_state` are merged key by key, `checkpoint_extensions` appended, everything else is
-    replaced as a whole. Model, model settings and tool policy follow rules of their own (`effective_model`, and the
-    callers of `ModelSettings.merged` and `ToolPolicy.merged`), because the agent's and the provider's parts stand
-    between the layers.
+    `metadata` and `shared_state` are merged key by key, `checkpoint_extensions` and `context_providers` appended,
+    everything else is replaced as a whole. Model, model settings and tool policy follow rules of their own
+    (`effective_model`, and the callers of `ModelSettings.merged` and `ToolPolicy.merged`), because the agent's and the
+    provider's parts stand between the layers.
     """
     base, over = default or RunConfig(), run or RunConfig()
     values: dict[str, Any] = {}

@@ -3,7 +3,10 @@
     VVAgentError                     .code (stable), .message (what, why, what to do)
     ├── ConfigError                  the developer: a wrong Agent, RunConfig, tool or argument
     │   ├── SettingsError            the operator: the settings file or the environment
-    │   └── ReferenceInvalid         the developer: code that a worker could not load by import path
+    │   ├── ReferenceInvalid         the developer: code that a worker could not load by import path
+    │   └── SkillError               the developer: a skill that is not there or cannot be read
+    │       ├── SkillParseError      the author of the skill: its file is not of the form
+    │       └── SkillValidationError the author of the skill: a field breaks a rule; .errors lists them
     ├── CheckpointError              the run: a rule of records, claims, definitions or journals
     │   ├── ClaimLost                the worker: somebody else holds the run now; stop, commit nothing
     │   ├── SignalsWaiting           the worker: read `.signals`, then decide again
@@ -60,6 +63,25 @@ class SettingsError(ConfigError):
 
 class ReferenceInvalid(ConfigError):
     """An object has no import path, or a worker may not load the one it has."""
+
+
+class SkillError(ConfigError):
+    """A skill that is not there, is too large, or lies outside of where it may be."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("skill_invalid", message)
+
+
+class SkillParseError(SkillError):
+    """A SKILL.md that is not text with a YAML header."""
+
+
+class SkillValidationError(SkillError):
+    """Fields of a skill's header break rules; `errors` has one sentence for each."""
+
+    def __init__(self, where: str, errors: Sequence[str]) -> None:
+        super().__init__(f"{where}: {'; '.join(errors)}")
+        self.errors = tuple(errors)
 
 
 class CheckpointError(VVAgentError):

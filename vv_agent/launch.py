@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vv_agent.checkpoint.admission import Admission, admit
 from vv_agent.checkpoint.config import ResumePolicy
@@ -41,28 +43,24 @@ class Admitted:
     """The events of its creation, when this call created it."""
 
 
-def new_run(
-    key: str,
-    run_id: str,
-    engine: Engine,
-    program: Program,
-    queue: str | None,
-    *,
-    checkpointed: bool,
-    live: bool,
-    hold: int,
-) -> NewRun:
+def new_run(key: str, body: Body, engine: Engine, program: Program, queue: str | None, *, hold: int) -> NewRun:
     """The record of a new run: the system prompt, what came before, and the input."""
-    definition = program.definition
-    body = Body(engine.new_id("trace"), run_id, definition.agent.name, checkpointed=checkpointed, live=live)
-    items = [message_item(0, Message("system", definition.compiled_prompt))]
+    definition, opening = program.definition, program.opening
+    assert opening is not None
+    items: list[Sequence[Any]] = []
+    if definition.compiled_prompt:
+        system = Message("system", definition.compiled_prompt, metadata=opening.prompt_facts)
+        items.append(message_item(0, system))
     items += [message_item(0, message) for message in definition.messages()]
     items.append(["i", 0, Message("user", definition.root_input).to_wire()])
-    blobs = {"state": definition.initial_shared_state, "extensions": extensions.taken(program)}
-    events = eventlog.event_entry(_origin(body), _first_events(body, key, engine))
+    blobs = {
+        "state": {**definition.initial_shared_state, **opening.state},
+        "extensions": extensions.taken(program),
+    }
+    events = eventlog.event_entry(_origin(body), _first_events(body, key, engine, opening.notices))
     return NewRun(
-        key=key, run_id=run_id, definition=definition.digest, definition_body=definition.encode(), body=body.pack(),
-        queue=queue, due_in=hold, log=(log_entry(items),), events=(events,),
+        key=key, run_id=body.run_id, definition=definition.digest, definition_body=definition.encode(),
+        body=body.pack(), queue=queue, due_in=hold, log=(log_entry(items),), events=(events,),
         blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
     )  # fmt: skip
 
@@ -71,7 +69,7 @@ def _origin(body: Body) -> eventlog.Origin:
     return eventlog.Origin(body.run_id, body.agent, 0, 1, 0)
 
 
-def _first_events(body: Body, key: str, engine: Engine) -> list[eventlog.Emitted]:
+def _first_events(body: Body, key: str, engine: Engine, notices: Sequence[Mapping[str, Any]]) -> list[eventlog.Emitted]:
     now = engine.clock()
     events = [
         eventlog.Emitted("run_started", 0, now, {}, {"input": ("input", 0)}),
@@ -80,6 +78,7 @@ def _first_events(body: Body, key: str, engine: Engine) -> list[eventlog.Emitted
     if body.checkpointed:
         fields = {"cycle_index": 0, "checkpoint_key": key, "resume_attempt": 1}
         events.append(eventlog.Emitted("checkpoint_created", 2, now, fields, {}))
+    events += [eventlog.Emitted("diagnostic", n, now, notice, {}) for n, notice in enumerate(notices, len(events))]
     return events
 
 
@@ -134,7 +133,8 @@ def check_journal(store: CheckpointStore, key: str) -> None:
 def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Program | None:
     """The program under the record's definition; None when it describes another run.
 
-    An edited tool description is no difference: the model goes on seeing the stored one (DESIGN 5.5).
+    An edited tool description is no difference: the model goes on seeing the stored one (DESIGN 5.5). Nor is a prompt
+    that each start makes anew.
     """
     if head.definition == program.definition.digest:
         return program
@@ -148,6 +148,8 @@ def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Pro
     except ConfigError:
         return None
     edited = {**program.definition.to_wire(), "tools": stored.to_wire()["tools"]}
+    if program.opening is not None and program.opening.accepts(stored.compiled_prompt):
+        edited["compiled_prompt"] = stored.compiled_prompt
     if RunDefinition.parse(edited).digest != head.definition:
         return None
     return replace(program, definition=stored)
@@ -161,6 +163,12 @@ def existing(store: CheckpointStore, key: str) -> Head:
             "checkpoint_not_found", f"there is no run {key!r} in {store.url}; check the key and VV_AGENT_STORE"
         )
     return look.head
+
+
+def definition_at(store: CheckpointStore, key: str) -> RunDefinition | None:
+    """The definition of the run of that key, if there is one."""
+    look = store.look(key)
+    return RunDefinition.decode(store.definition(look.head.definition)) if look else None
 
 
 def wake(store: CheckpointStore, dispatcher: CycleDispatcher, head: Head, text: str | None) -> None:

@@ -74,6 +74,11 @@ class Message:
     image_url: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was said: no text, no call, no reasoning. Reasoning alone is real history."""
+        return not (self.content or self.tool_calls or (self.reasoning_content or "").strip())
+
     def to_wire(self) -> dict[str, Any]:
         wire: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.name is not None:

@@ -21,7 +21,7 @@ from vv_agent.dispatch.inline import InlineBackend
 from vv_agent.errors import ConfigError
 from vv_agent.events import RunEvent
 from vv_agent.following import Start, follow, in_background, in_thread
-from vv_agent.launch import admit_run, check_journal, existing, new_run, wake
+from vv_agent.launch import admit_run, check_journal, definition_at, existing, new_run, wake
 from vv_agent.llm.reference import ModelProvider
 from vv_agent.outcome import read_result
 from vv_agent.result import RunResult, RunState
@@ -257,18 +257,22 @@ class Runner:
         store = self._store(checkpoint)
         engine = process.engine_for(store, settings)
         key = validate_key(checkpoint.key) if checkpoint and checkpoint.key else f"checkpoint_{secrets.token_hex(16)}"
-        run_id = engine.new_id("run")
+        run_id, trace_id = engine.new_id("run"), engine.new_id("trace")
         layers = Layers(
             agent=agent, default=self._default, run=run_config, config=config, provider=self._model_provider(config),
             checkpoint=checkpoint, elsewhere=mode is ExecutionMode.DISTRIBUTED,
         )  # fmt: skip
-        program = compile_run(layers, clean(text), run_id=run_id, workspace=self._workspace)
+        policy = checkpoint.resume_policy if checkpoint else ResumePolicy.NEW
+        program = compile_run(
+            layers, clean(text), run_id=run_id, trace_id=trace_id, workspace=self._workspace,
+            existing=lambda: None if policy is ResumePolicy.NEW else definition_at(store, key),
+        )  # fmt: skip
         dispatcher = getattr(backend_given, "dispatcher", None) or process.dispatcher_for(store, settings)
         backend = backend_given or _backend(mode, dispatcher, settings)
         queue = _queue(backend, settings)
         hold = dispatcher.hold_ms if queue is not None else 0
-        new = new_run(key, run_id, engine, program, queue, checkpointed=checkpoint is not None, live=live, hold=hold)
-        policy = checkpoint.resume_policy if checkpoint else ResumePolicy.NEW
+        body = Body(trace_id, run_id, agent.name, checkpointed=checkpoint is not None, live=live)
+        new = new_run(key, body, engine, program, queue, hold=hold)
         admitted = admit_run(engine, program, new, policy)
         return Start(engine, backend, dispatcher, admitted, config)
 

@@ -21,13 +21,12 @@ WHOLE_FILES = {
         ("control", "hooks, guardrails and output validation", "after_cycle_hook.json output_validation.json"),
         ("control", "completion rules beyond tools and limits", "completion_policy.json runner_terminal.json"),
         ("control", "hand-offs and sub-agents", "handoff_contract.json configured_sub_agent.json"),
-        ("control", "hand-offs and sub-agents", "public_configured_sub_agent.json manager_tool_envelope.json"),
+        ("control", "hand-offs and sub-agents", "manager_tool_envelope.json"),
         ("control", "sessions", "session_codec.json session_items.jsonl runner_session_messages.jsonl"),
         ("control", "sessions", "session_sqlite_canonical.sql"),
         ("control", "options of a run and of its handle", "run_config_controls.json run_handle.json"),
         ("control", "tracing", "runner_trace.jsonl runner_trace_spans.json"),
-        ("memory", "memory, prompt and history", "memory_lifecycle.json memory_local.json prompt_bundle.json"),
-        ("memory", "memory, prompt and history", "assistant_reasoning_history.json"),
+        ("memory", "memory", "memory_lifecycle.json memory_local.json"),
         ("app server", "the App Server", "app_server_observable.json"),
     )
     for name in names.split()

@@ -26,7 +26,9 @@ ALL = {
 CASES = Cases(
     "builtin_tool_behavior.json",
     pending={
-        name: ("tools", "the tool is not built yet") for name in ALL if not name.startswith("control/blank_task_finish")
+        name: ("tools", "the tool is not built yet")
+        for name in ALL
+        if not name.startswith(("control/blank_task_finish", "activate_skill/"))
     },
 )
 
@@ -43,8 +45,18 @@ def test_a_tool_gives_the_result_of_the_contract(name: str) -> None:
         case = ALL[name]
         tool = name.partition("/")[0] if not name.startswith("control/") else name.partition("blank_")[2]
         arguments = json.dumps(case["arguments"])
-        result = build_default_registry().execute(ToolCall("call", tool, arguments), ToolContext())
+        skills = {"available_skills": case["available_skills"]} if "available_skills" in case else {}
+        context = ToolContext(shared_state=skills)
+        result = build_default_registry().execute(ToolCall("call", tool, arguments), context)
         check(result, case["result"])
+
+
+def test_skills_that_only_the_metadata_list_cannot_be_activated() -> None:
+    case, name = FIXTURE["tools"]["activate_skill"]["metadata_only_source"], "fixture-skill"
+    with CASES.run("activate_skill/metadata_only_source"):
+        context = ToolContext(metadata={"available_skills": [{"name": name, "description": "d", "instructions": "i"}]})
+        call = ToolCall("call", "activate_skill", json.dumps({"skill_name": name}))
+        check(build_default_registry().execute(call, context), case["result"])
 
 
 def test_arguments_that_break_the_schema_are_refused_before_the_handler() -> None:

@@ -10,7 +10,7 @@ from vv_agent.tools.arguments import check_schema
 from vv_agent.tools.builtin import build_default_registry
 
 FIXTURE = load("builtin_tools.json")
-BUILT = ("task_finish", "read_file", "write_file")
+BUILT = ("task_finish", "activate_skill", "read_file", "write_file")
 NAMES = [tool["name"] for tool in FIXTURE["tools"]]
 CASES = Cases(
     "builtin_tools.json",

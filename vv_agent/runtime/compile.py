@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,17 @@ from vv_agent.agent import Agent, RunContext
 from vv_agent.checkpoint.config import CheckpointConfig
 from vv_agent.checkpoint.extensions import check_available, check_registered
 from vv_agent.config import RunConfig, effective_model
-from vv_agent.definition import CapabilityRef
+from vv_agent.context import ContextRequest
+from vv_agent.definition import CapabilityRef, RunDefinition
 from vv_agent.definition_rules import normalised, stable_ref
 from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.history import sanitized
 from vv_agent.llm.client import as_model
 from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
 from vv_agent.llm.settings import ModelSettings
+from vv_agent.runtime.opening import open_run
 from vv_agent.runtime.program import BEFORE_SLOT, MODEL_SLOT, PROVIDER_SLOT, RECONCILE_SLOT, Program, tool_slot
+from vv_agent.skills.activation import AVAILABLE
 from vv_agent.tools.base import Tool
 from vv_agent.tools.builtin import build_default_registry
 from vv_agent.tools.policy import ApprovalPolicy, ToolPolicy, merge_policies
@@ -42,8 +46,17 @@ class Layers:
     """Workers in other processes must be able to carry the run out: everything needs a name."""
 
 
-def compile_run(layers: Layers, text: str, *, run_id: str, workspace: str | Path | None) -> Program:
-    """The program of a run; its definition is complete, normalised and redacted.
+def compile_run(
+    layers: Layers,
+    text: str,
+    *,
+    run_id: str,
+    trace_id: str,
+    workspace: str | Path | None,
+    existing: Callable[[], RunDefinition | None],
+) -> Program:
+    """The program of a run; its definition is complete, normalised and redacted. `existing` gives the definition of
+    the run that this start goes on with, if there is one.
 
     Raises `ConfigError` for a wrong agent or config, `CheckpointError` `checkpoint_definition_unstable` for code
     without a name where one is needed; nothing external has happened then.
@@ -55,15 +68,21 @@ def compile_run(layers: Layers, text: str, *, run_id: str, workspace: str | Path
     policy = merge_policies(agent.tool_policy, _policy(layers.default), _policy(layers.run))
     if policy.approval is ApprovalPolicy.ALWAYS:
         raise ConfigError("approval_unavailable", "ToolPolicy(approval='always') needs approvals, not available yet")
-    tools = [tool for tool in _tools(agent) if _enabled(tool, config.context)]
     files = config.workspace_backend or LocalWorkspaceBackend(config.workspace or workspace or DEFAULT_WORKSPACE)
     context = RunContext(
         run_id=run_id, agent_name=agent.name, model=str(ref), workspace=str(config.workspace or workspace or ""),
         metadata=config.metadata, context=config.context,
     )  # fmt: skip
+    request = ContextRequest(
+        agent_name=agent.name, input=text, model=str(ref), trace_id=trace_id, workspace=files, context=config.context,
+        max_prompt_chars=config.max_context_chars, metadata=config.metadata,
+    )  # fmt: skip
     _check_extensions(layers)
+    opening = open_run(agent, config, context, request, existing)
+    offered = [tool for tool in _tools(agent) if tool.name != "activate_skill" or opening.has_skills]
+    tools = [tool for tool in offered if _enabled(tool, config.context)]
     parts = _Parts(layers, text, ref, resolved, settings, policy, tools, files)
-    definition = normalised(parts.describe(agent.resolve_instructions(context)))
+    definition = normalised(parts.describe(opening.prompt))
     model = as_model(layers.provider.client(resolved))
     return Program(
         definition=definition, model=model, resolved=resolved, settings=settings,
@@ -71,7 +90,7 @@ def compile_run(layers: Layers, text: str, *, run_id: str, workspace: str | Path
         before_cycle_messages=config.before_cycle_messages, reconciliation_provider=config.reconciliation_provider,
         extensions=config.checkpoint_extensions,
         required_namespaces=layers.checkpoint.required_extension_namespaces if layers.checkpoint else (),
-        context=config.context,
+        context=config.context, opening=opening,
     )  # fmt: skip
 
 
@@ -98,7 +117,7 @@ class _Parts:
             "agent": {"name": self.layers.agent.name, "type": None},
             "root_input": self.text,
             "compiled_prompt": prompt,
-            "initial_messages": [message.to_wire() for message in config.initial_messages or ()],
+            "initial_messages": [message.to_wire() for message in sanitized(config.initial_messages or ())],
             "initial_shared_state": dict(config.shared_state),
             "run_metadata": dict(config.metadata),
             "context_ref": self._wire(self._name("context", config.context)),
@@ -174,19 +193,29 @@ class _Parts:
         for number, tool in enumerate(self.tools):
             if (ref := self._code(tool_slot(number), tool, f"tool {tool.name!r}")) is not None:
                 refs[tool_slot(number)] = ref
-        for slot, obj in (
-            (BEFORE_SLOT, config.before_cycle_messages),
-            (RECONCILE_SLOT, config.reconciliation_provider),
-        ):
+        for slot, obj in self._code_that_decides():
             if (named := self._name(slot, obj)) is not None:
                 refs[slot] = named
-        if config.metadata and self.layers.checkpoint and "behavior_affecting_run_metadata" not in refs:
+        if (
+            config.metadata.keys() - {AVAILABLE}
+            and self.layers.checkpoint
+            and "behavior_affecting_run_metadata" not in refs
+        ):
             raise CheckpointError(
                 "checkpoint_definition_unstable",
                 "run metadata may change what the run does, so a checkpointed run needs a name for it; give "
                 "CheckpointConfig(capability_refs={'behavior_affecting_run_metadata': CapabilityRef(...)})",
             )
         return refs
+
+    def _code_that_decides(self) -> Iterator[tuple[str, Any]]:
+        """Functions and objects by their slot. The first two kinds are asked once, at the start, and never loaded
+        elsewhere; their names say whose prompt it is."""
+        agent, config = self.layers.agent, self.layers.config
+        yield "agent.instructions", agent.instructions if callable(agent.instructions) else None
+        yield from ((f"context_provider:{n}", provider) for n, provider in enumerate(config.context_providers))
+        yield BEFORE_SLOT, config.before_cycle_messages
+        yield RECONCILE_SLOT, config.reconciliation_provider
 
     def _provider_refs(self) -> dict[str, CapabilityRef]:
         provider = self.layers.provider

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vv_agent.llm.base import Model
     from vv_agent.llm.reference import ModelProvider, ResolvedModelConfig
     from vv_agent.llm.settings import ModelSettings
+    from vv_agent.runtime.opening import Opening
     from vv_agent.runtime.recipe import CycleRecipe
     from vv_agent.workspace import WorkspaceBackend
 
@@ -75,6 +76,8 @@ class Program:
     extensions: Sequence[CheckpointExtension] = ()
     required_namespaces: Sequence[str] = ()
     context: Any = None
+    opening: Opening | None = None
+    """What a starter begins a run with; of no use once there is a record."""
 
     @cached_property
     def controls(self) -> Controls:

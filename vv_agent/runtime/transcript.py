@@ -122,7 +122,9 @@ class Transcript:
                 self.inputs[segment] = self._append(wire).content
                 self._begun[segment] = len(self.messages)
             case ["a", cycle, wire, usage, source, cache, finish]:
-                message = self._append(wire)
+                message = Message.from_wire(wire)
+                if not message.is_empty:
+                    self._append(wire, message)
                 self.turns[cycle] = Turn(cycle, message, usage, source, cache, finish)
                 if message.content.strip():
                     self.last_text = message.content
