@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vv_agent.events import RunEvent
     from vv_agent.llm import ModelProvider, ModelRef, ModelSettings
     from vv_agent.messages import Message
+    from vv_agent.sessions.base import Session
     from vv_agent.tools import ToolPolicy
     from vv_agent.workspace import WorkspaceBackend
 
@@ -43,7 +44,9 @@ class RunConfig:
     `checkpoint_key` is the short form of a `CheckpointConfig` with this key, the store of the settings and the policy
     `resume_if_present`: the same call made again attaches to the run, wherever it stands. `stream` sees every event
     of the run as it happens; its errors are ignored. `before_cycle_messages` is called between claim and model call
-    of each cycle and what it returns is saved with the model's answer, so that a retry does not call it again.
+    of each cycle and what it returns is saved with the model's answer, so that a retry does not call it again. With
+    a `session` the run begins with its items (unless there are `initial_messages`) and each segment that ends adds its
+    messages to it, once.
     `context_providers` add fragments to the system prompt, which has at most `max_context_chars` code points: a
     fragment that would pass the limit is left out as a whole.
     """
@@ -53,6 +56,7 @@ class RunConfig:
     model_settings: ModelSettings | None = None
     workspace: str | Path | None = None
     workspace_backend: WorkspaceBackend | None = None
+    session: Session | None = None
     initial_messages: Sequence[Message] | None = None
     max_cycles: int | None = None
     no_tool_policy: NoToolPolicy | None = None
@@ -81,6 +85,8 @@ class RunConfig:
         limit = self.max_context_chars
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise ConfigError("run_config_invalid", f"max_context_chars {limit!r} must be a positive whole number")
+        if self.session is not None and not callable(getattr(self.session, "get_items", None)):
+            raise ConfigError("session_invalid", f"{self.session!r} is no Session; use e.g. SqliteSession(path, id)")
         for name, kind in (("execution_mode", ExecutionMode), ("no_tool_policy", NoToolPolicy)):
             value = getattr(self, name)
             if value is not None:

@@ -150,6 +150,8 @@ def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Pro
     edited = {**program.definition.to_wire(), "tools": stored.to_wire()["tools"]}
     if program.opening is not None and program.opening.accepts(stored.compiled_prompt):
         edited["compiled_prompt"] = stored.compiled_prompt
+    if program.session is not None:  # its items are others by now
+        edited["initial_messages"] = stored.to_wire()["initial_messages"]
     if RunDefinition.parse(edited).digest != head.definition:
         return None
     return replace(program, definition=stored)

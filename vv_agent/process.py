@@ -122,5 +122,6 @@ def make_engine(
 
         probe = CrashPlan.parse(settings.crash, settings.crash_file)
         store = CrashingStore(store, probe)  # type: ignore[assignment]  # it has every verb
-    programs = Programs(store, settings.imports, lambda: settings_provider(settings))
+    urls = (settings.sessions, settings.store, settings.broker)
+    programs = Programs(store, settings.imports, lambda: settings_provider(settings), session_urls=urls)
     return Engine(store, programs, lease_ms=settings.lease_ms, queues=queues, presence=presence, probe=probe)

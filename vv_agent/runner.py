@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -272,6 +273,8 @@ class Runner:
         queue = _queue(backend, settings)
         hold = dispatcher.hold_ms if queue is not None else 0
         body = Body(trace_id, run_id, agent.name, checkpointed=checkpoint is not None, live=live)
+        if config.session is not None:
+            body = replace(body, session_id=config.session.session_id)
         new = new_run(key, body, engine, program, queue, hold=hold)
         admitted = admit_run(engine, program, new, policy)
         return Start(engine, backend, dispatcher, admitted, config)

@@ -19,6 +19,8 @@ class Settings:
 
     store: str = DEFAULT_STORE
     broker: str | None = None
+    sessions: str | None = None
+    """URL of the store of sessions, for the password that a run's record leaves out."""
     queue: str = DEFAULT_QUEUE
     imports: tuple[str, ...] = ()
     pool: str = "threads"
@@ -63,6 +65,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     return Settings(
         store=text("STORE") or DEFAULT_STORE,
         broker=text("BROKER"),
+        sessions=text("SESSIONS"),
         queue=text("QUEUE") or DEFAULT_QUEUE,
         imports=tuple(part.strip() for part in (text("IMPORTS") or "").split(",") if part.strip()),
         pool=pool,

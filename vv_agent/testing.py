@@ -7,6 +7,7 @@ A crash point makes the process kill itself with SIGKILL at a boundary. `VV_AGEN
     store.save.progress, store.save.started, store.save.commit,
     store.save.release, store.save.park, store.save.end       a save, by what it is
     model, tool                                               a call of a model or a tool
+    session                                                   the append to a session at the end
     dispatch                                                  the hint to a worker
 
 with the side `before` or `after`. With `VV_AGENT_CRASH_FILE` set to a path, the process first appends its pid and the
@@ -44,7 +45,8 @@ __all__ = ["CrashPlan", "CrashingStore", "FakeClock", "ScriptedModel", "Scripted
 
 BOUNDARIES = (
     "store.create", "store.claim", "store.renew", "store.post", "store.save.progress", "store.save.started",
-    "store.save.commit", "store.save.release", "store.save.park", "store.save.end", "model", "tool", "dispatch",
+    "store.save.commit", "store.save.release", "store.save.park", "store.save.end", "model", "tool", "session",
+    "dispatch",
 )  # fmt: skip
 
 

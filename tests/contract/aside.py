@@ -22,8 +22,6 @@ WHOLE_FILES = {
         ("control", "completion rules beyond tools and limits", "completion_policy.json runner_terminal.json"),
         ("control", "hand-offs and sub-agents", "handoff_contract.json configured_sub_agent.json"),
         ("control", "hand-offs and sub-agents", "manager_tool_envelope.json"),
-        ("control", "sessions", "session_codec.json session_items.jsonl runner_session_messages.jsonl"),
-        ("control", "sessions", "session_sqlite_canonical.sql"),
         ("control", "options of a run and of its handle", "run_config_controls.json run_handle.json"),
         ("control", "tracing", "runner_trace.jsonl runner_trace_spans.json"),
         ("memory", "memory", "memory_lifecycle.json memory_local.json"),

@@ -35,7 +35,6 @@ CANCEL_FIRST = (
 )
 APPROVALS = ("control", "approvals are not built yet")
 BUDGETS = ("control", "budgets are not enforced yet")
-SESSIONS = ("control", "sessions are not built yet")
 PAIRS = list(zip(FIXTURE["terminal_precedence"], FIXTURE["terminal_precedence"][1:], strict=False))
 CASES = Cases(
     "checkpoint_resume.json",
@@ -53,8 +52,6 @@ CASES = Cases(
         for case in FIXTURE["runner_cases"]
         if "initial_budget_usage" in case["run"]
     }
-    | {f"session_persistence/{case['name']}": SESSIONS for case in FIXTURE["session_persistence"]["cases"]}
-    | {"session_persistence/golden_case": SESSIONS}
     | {f"terminal_precedence/{high}>{low}": BUDGETS for high, low in PAIRS if "budget_exhaustion" in (high, low)}
     | {
         "fault_test_requirements/event_dedupe_with_idempotent_store": (
@@ -357,12 +354,6 @@ def test_a_run_whose_call_is_unknown_can_be_cancelled_and_keeps_the_observation(
     assert result.resume_observation is not None
     assert result.resume_observation.operation_id == TOOL
     assert result.messages[-1].tool_call_id == "call_1", "each call has one result"
-
-
-@pytest.mark.parametrize("name", list(FIXTURE["session_persistence"]["cases"]), ids=lambda case: case["name"])
-def test_sessions_are_shown(name: dict[str, Any]) -> None:
-    CASES.show(f"session_persistence/{name['name']}")
-    CASES.show("session_persistence/golden_case")
 
 
 def requirement(name: str, *, wanted: bool = True) -> Any:

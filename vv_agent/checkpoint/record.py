@@ -290,6 +290,10 @@ class Change:
     ending: bool = False
     """The first save of an end; refused while a signal that could change the end is unread, as is a commit that parks
     the run for input or budget (it ends the segment)."""
+    closing: bool = False
+    """Fixes how a segment ends after which the run waits; refused like the end itself."""
+    closed: bool = False
+    """How the segment ends was fixed by an earlier save: this park is not refused."""
     durable: bool = False
     """Must survive power loss."""
     creates: tuple[NewRun, ...] = ()

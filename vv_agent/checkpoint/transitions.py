@@ -155,7 +155,7 @@ def _progresses(change: Change) -> bool:
 def _signals_allow(head: Head, change: Change, unread: Sequence[Signal]) -> None:
     kinds = {signal.kind for signal in unread}
     starts_cancelled = (change.starts or change.creates) and "cancel" in kinds
-    ends = (change.ending and not head.ending) or _ends_segment(change)
+    ends = (change.ending and not head.ending) or change.closing or (_ends_segment(change) and not change.closed)
     end_undecided = ends and kinds & ENDS_WAIT_FOR
     if starts_cancelled or end_undecided:
         raise SignalsWaiting(head.key, unread)

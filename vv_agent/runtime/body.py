@@ -28,6 +28,7 @@ class Body:
     """The operation a parked run waits for, as a ResumeObservation."""
     numbered: tuple[int, int] | None = None
     """(attempt, number of its events so far) of a cycle that was given back open: ids and order go on from there."""
+    session_id: str | None = None
 
     def pack(self) -> bytes:
         return pack([getattr(self, name) for name in self.__slots__])

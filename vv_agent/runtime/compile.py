@@ -16,10 +16,10 @@ from vv_agent.context import ContextRequest
 from vv_agent.definition import CapabilityRef, RunDefinition
 from vv_agent.definition_rules import normalised, stable_ref
 from vv_agent.errors import CheckpointError, ConfigError
-from vv_agent.history import sanitized
 from vv_agent.llm.client import as_model
 from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
 from vv_agent.llm.settings import ModelSettings
+from vv_agent.runtime import conversation
 from vv_agent.runtime.opening import open_run
 from vv_agent.runtime.program import BEFORE_SLOT, MODEL_SLOT, PROVIDER_SLOT, RECONCILE_SLOT, Program, tool_slot
 from vv_agent.skills.activation import AVAILABLE
@@ -90,7 +90,7 @@ def compile_run(
         before_cycle_messages=config.before_cycle_messages, reconciliation_provider=config.reconciliation_provider,
         extensions=config.checkpoint_extensions,
         required_namespaces=layers.checkpoint.required_extension_namespaces if layers.checkpoint else (),
-        context=config.context, opening=opening,
+        context=config.context, opening=opening, session=config.session,
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ class _Parts:
             "agent": {"name": self.layers.agent.name, "type": None},
             "root_input": self.text,
             "compiled_prompt": prompt,
-            "initial_messages": [message.to_wire() for message in sanitized(config.initial_messages or ())],
+            "initial_messages": [message.to_wire() for message in conversation.opening_messages(config)],
             "initial_shared_state": dict(config.shared_state),
             "run_metadata": dict(config.metadata),
             "context_ref": self._wire(self._name("context", config.context)),
@@ -135,7 +135,7 @@ class _Parts:
             "budget_limits": None,
             "output_schema": None,
             "workspace_ref": self._workspace(),
-            "session_ref": None,
+            "session_ref": self._session(),
             "extensions": [
                 {"namespace": extension.namespace, "version": extension.version, "required": extension.required}
                 for extension in config.checkpoint_extensions
@@ -184,6 +184,12 @@ class _Parts:
                 "CheckpointConfig(capability_refs={'workspace': CapabilityRef(...)})",
             )
         return {"id": ref, "version": "1"}
+
+    def _session(self) -> dict[str, str] | None:
+        layers = self.layers
+        return self._wire(conversation.reference(
+            layers.config.session, self._given, checkpointed=layers.checkpoint is not None, elsewhere=layers.elsewhere,
+        ))  # fmt: skip
 
     def _refs(self) -> dict[str, CapabilityRef]:
         """The names of the code a worker must find; in a run that stays here, of what has a name."""

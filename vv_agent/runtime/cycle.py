@@ -13,7 +13,8 @@ from vv_agent.errors import LlmError, RetryLater, SignalsWaiting
 from vv_agent.llm.base import ModelResponse
 from vv_agent.messages import Message
 from vv_agent.results import AgentStatus
-from vv_agent.runtime import extensions, journal, model_call, output, tool_calls
+from vv_agent.runtime import conversation, extensions, journal, model_call, output, tool_calls
+from vv_agent.runtime.inbox import Inbox
 from vv_agent.runtime.output import Decision, GoOn, Stop
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import message_item, storable
@@ -67,6 +68,9 @@ def _bounded(retry_after: float | None) -> float:
 
 
 def _decide(run: Run) -> Decision:
+    if (candidate := run.transcript.candidates.get(run.body.segment)) and run.body.segment not in run.transcript.ends:
+        run.inbox = Inbox()  # what is unread is for after the end
+        return Stop.of_log(candidate)
     run.inbox.check()
     if run.inbox.cancel is not None:
         raise RunCancelled(run.inbox.cancel)
@@ -191,26 +195,19 @@ def _commit(run: Run, decision: GoOn, commit: CommitPlan) -> None:
 
 def _stop(run: Run, decision: Stop) -> None:
     extensions.snapshot(run)
-    segment = run.body.segment
-    item = ["e", segment, decision.to_log()]
-    if decision.status is AgentStatus.WAIT_USER:
-        terminal = terminal_event(run, decision)
-        run.save(
-            Park(ParkReason.INPUT, commit=True),
-            status="wait_user",
-            durable=True,
-            last_log=[item],
-            last_events=[terminal],
-        )
-        return
-    terminal = terminal_event(run, decision)
+    keeps = run.program.has_session and decision.error_code != ABORT_CODE
+    if keeps:
+        conversation.fix_end(run, decision)
+        decision = conversation.append(run, decision)
+    waits = decision.status is AgentStatus.WAIT_USER
     run.save(
-        End(keep_journal=decision.error_code == ABORT_CODE),
+        Park(ParkReason.INPUT, commit=True) if waits else End(keep_journal=decision.error_code == ABORT_CODE),
         status=decision.status.value,
-        ending=True,
+        ending=not waits,
+        closed=keeps,
         durable=True,
-        last_log=[item],
-        last_events=[terminal],
+        last_log=[["e", run.body.segment, decision.to_log()]],
+        last_events=[terminal_event(run, decision)],
     )
 
 

@@ -91,11 +91,13 @@ def event_entry(origin: Origin, events: Iterable[Emitted]) -> bytes:
     return pack([header, [emitted.stored() for emitted in events]])
 
 
-def build(origin: Origin, trace_id: str, emitted: Emitted) -> RunEvent:
+def build(origin: Origin, trace_id: str, emitted: Emitted, session_id: str | None = None) -> RunEvent:
     """The event object."""
     fields = dict(emitted.fields)
     if emitted.type not in WITHOUT_CYCLE:
         fields.setdefault("cycle_index", origin.cycle_index)
+    if session_id is not None:
+        fields["session_id"] = session_id
     return make_event(
         emitted.type,
         event_id=origin.identify(emitted.type, emitted.n),
@@ -119,7 +121,7 @@ class EventReader:
     """Reads a record's entries in order and gives its events, texts filled in."""
 
     def __init__(self, body: Body) -> None:
-        self._trace_id = body.trace_id
+        self._trace_id, self._session_id = body.trace_id, body.session_id
         self.transcript = Transcript()
 
     def feed(self, entry: Entry) -> list[Numbered]:
@@ -139,7 +141,8 @@ class EventReader:
                 continue
             texts = {name: self._text(origin.cycle, ref) for name, ref in (refs[0] if refs else {}).items()}
             emitted = Emitted(event_type, n, created_at, {**fields, **texts}, {})
-            numbered.append(Numbered(origin.cycle, origin.attempt, n, build(origin, self._trace_id, emitted)))
+            event = build(origin, self._trace_id, emitted, self._session_id)
+            numbered.append(Numbered(origin.cycle, origin.attempt, n, event))
         return numbered
 
     def _text(self, cycle: int, ref: Sequence[Any]) -> Any:

@@ -50,6 +50,15 @@ class Stop:
         }
         return {name: value for name, value in fields.items() if value is not None}
 
+    @classmethod
+    def of_log(cls, end: Mapping[str, Any]) -> Stop:
+        """What `to_log` wrote."""
+        reason = end.get("reason")
+        return cls(
+            AgentStatus(end["status"]), CompletionReason(reason) if reason else None, end.get("tool"),
+            end.get("answer"), end.get("error"), end.get("error_code"),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class GoOn:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vv_agent.llm.settings import ModelSettings
     from vv_agent.runtime.opening import Opening
     from vv_agent.runtime.recipe import CycleRecipe
+    from vv_agent.sessions.base import Session
     from vv_agent.workspace import WorkspaceBackend
 
 MODEL_SLOT, PROVIDER_SLOT, BEFORE_SLOT, RECONCILE_SLOT = (
@@ -77,6 +78,9 @@ class Program:
     required_namespaces: Sequence[str] = ()
     context: Any = None
     opening: Opening | None = None
+    session: Session | None = None
+    load_session: Callable[[str], Session] | None = None
+    """Opens the session of a stored definition by its name."""
     """What a starter begins a run with; of no use once there is a record."""
 
     @cached_property
@@ -90,6 +94,18 @@ class Program:
         shown = {name for name, tool in self.tools.items() if self.policy.advertises(tool)}
         schemas = (tool.tool_schema for tool in self.definition.tools)
         return tuple(schema.model_dump(mode="json") for schema in schemas if schema.function.name in shown)
+
+    @property
+    def has_session(self) -> bool:
+        return self.session is not None or self.definition.session_ref is not None
+
+    @cached_property
+    def conversation(self) -> Session | None:
+        """The run's session, opened; `CannotServe` when this process cannot."""
+        ref = self.definition.session_ref
+        if self.session is not None or ref is None or self.load_session is None:
+            return self.session
+        return self.load_session(ref.id)
 
     @property
     def reconciles_models(self) -> bool:
@@ -156,6 +172,8 @@ class Programs:
     store: CheckpointStore
     imports: tuple[str, ...] = ()
     settings_provider: Callable[[], ModelProvider] | None = None
+    session_urls: tuple[str | None, ...] = ()
+    """Where this process knows stores of sessions, passwords included."""
     size: int = 128
     _live: dict[str, Program] = field(default_factory=dict)
     _built: OrderedDict[str, Program] = field(default_factory=OrderedDict)
@@ -228,6 +246,7 @@ class Programs:
             before_cycle_messages=self._optional(refs, BEFORE_SLOT),
             reconciliation_provider=self._optional(refs, RECONCILE_SLOT),
             context=self._object(definition.context_ref.id) if definition.context_ref else None,
+            load_session=self._session,
         )
 
     def _provider(self, refs: Mapping[str, str]) -> tuple[ModelProvider, str]:
@@ -256,6 +275,18 @@ class Programs:
         tool: Tool = self._object(refs[slot])
         check_compatible(tool, defined)
         return tool
+
+    def _session(self, ref: str) -> Session:
+        from vv_agent.runtime.conversation import SESSION_PREFIX
+        from vv_agent.sessions.base import open_session
+
+        if ref.startswith(SESSION_PREFIX):
+            return open_session(ref.removeprefix(SESSION_PREFIX), self.session_urls)
+        try:
+            session: Session = self._object(ref)
+        except ReferenceInvalid as error:
+            raise CannotServe("session_unavailable", f"the session of the run cannot be opened: {error}") from error
+        return session
 
     def _optional(self, refs: Mapping[str, str], slot: str) -> Any:
         return self._object(refs[slot]) if slot in refs else None

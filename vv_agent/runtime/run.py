@@ -142,6 +142,8 @@ class Run:
         status: str | None = None,
         starts: bool = False,
         ending: bool = False,
+        closing: bool = False,
+        closed: bool = False,
         durable: bool = False,
         last_log: Sequence[Sequence[Any]] = (),
         last_events: Sequence[Emitted] = (),
@@ -171,6 +173,8 @@ class Run:
             consumed=tuple(self.inbox.consumed),
             starts=starts,
             ending=ending,
+            closing=closing,
+            closed=closed,
             durable=durable,
         )
         if self.head.queue is not None:
@@ -236,7 +240,7 @@ class Run:
     def _show(self, emitted: Emitted) -> None:
         sink = self.engine.sink(self.key)
         if sink is not None:
-            sink.put(build(self.origin, self.body.trace_id, emitted))
+            sink.put(build(self.origin, self.body.trace_id, emitted, self.body.session_id))
         if self.head.queue is not None:
             item = event_entry(self.origin, [emitted.whole()])
             if len(item) <= _MAX_LIVE:  # a larger one reaches readers with the save

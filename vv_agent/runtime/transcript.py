@@ -8,6 +8,7 @@ A log entry is one save's worth of items. An item is a small msgpack list whose 
     ["b", cycle]                              the program's messages before this cycle's model call are all there
     ["t", cycle, position, result, reason?]   the receipt of a tool call; the reason, if the agent's tool_use_behavior
                                               made it finish the run
+    ["c", segment, end]                       how a segment will end, once its messages are in the session
     ["e", segment, end]                       how a segment ended; its answer is ["text", cycle],
                                               ["result", cycle, position] or a plain text
 
@@ -95,6 +96,7 @@ class Transcript:
         """What the model has seen, in order; append only."""
         self.turns: dict[int, Turn] = {}
         self.ends: dict[int, Mapping[str, Any]] = {}
+        self.candidates: dict[int, Mapping[str, Any]] = {}
         self.last_text: str | None = None
         """The last non-blank assistant text."""
         self.inputs: dict[int, str] = {}
@@ -139,6 +141,8 @@ class Transcript:
                     turn.reasons[position] = reason[0]
                 message = tool_message(result)
                 self._append(message.to_wire(), message)
+            case ["c", segment, end]:
+                self.candidates[segment] = end
             case ["e", segment, end]:
                 self.ends[segment] = end
             case _:
@@ -168,6 +172,11 @@ class Transcript:
     def new_items(self, segment: int) -> tuple[Message, ...]:
         """The messages a segment added after its input."""
         return tuple(self.messages[self._begun.get(segment, len(self.messages)) :])
+
+    def items(self, segment: int) -> tuple[Message, ...]:
+        """What a segment adds to a session: its input and the messages after it, none of the system."""
+        begun = self._begun.get(segment, len(self.messages) + 1) - 1
+        return tuple(message for message in self.messages[begun:] if message.role != "system")
 
     def _append(self, wire: Mapping[str, Any], decoded: Message | None = None) -> Message:
         message = decoded or Message.from_wire(wire)

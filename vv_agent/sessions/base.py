@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from vv_agent._json import digest, utf16_order
 from vv_agent.checkpoint.urls import without_password
@@ -32,11 +32,11 @@ class SessionAppendOutcome(StrEnum):
     REPLAYED = "replayed"
 
 
-@runtime_checkable
 class Session(Protocol):
     """The history of one conversation. Items are given out as copies, oldest first.
 
-    A checkpointed run needs `supports_add_items_once`: a run that is resumed would write its messages twice otherwise.
+    `supports_add_items_once` and the method may be absent; a checkpointed run needs them, or a resumed run would write
+    its messages twice.
     """
 
     session_id: str
@@ -61,6 +61,11 @@ class Session(Protocol):
     def add_items_once(self, commit_id: str, payload_digest: str, items: Iterable[SessionItem]) -> SessionAppendOutcome:
         """Append unless an append of this id was made. `session_commit_identity_conflict` if it had other items."""
         ...
+
+
+def appends_once(session: Session) -> bool:
+    """Whether a session can tell an append that was made already; one of the host's own need not."""
+    return bool(getattr(session, "supports_add_items_once", False))
 
 
 class Once(NamedTuple):

@@ -25,6 +25,7 @@ from sqlalchemy import (
     select,
 )  # fmt: skip
 from sqlalchemy.engine import make_url
+from sqlalchemy.pool import NullPool
 
 from vv_agent.checkpoint.urls import without_password
 from vv_agent.errors import StoreError
@@ -61,7 +62,7 @@ class SqlSessionStore:
         else:
             target = target.set(drivername="postgresql+psycopg")
             self.ref = without_password(url)
-        self._engine = create_engine(target)
+        self._engine = create_engine(target, poolclass=NullPool)  # few and short uses; nothing to close or to fork
         if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _set_up)
             event.listen(self._engine, "begin", _begin)
