@@ -58,7 +58,7 @@ MEMBERS: dict[Later, str] = {
     "run_config.after_cycle_hooks run_config.interruption_messages",
     APPROVALS: "run_config.approval_provider run_config.approval_timeout run_config.approval_broker run_handle.approve",
     BUDGETS: "run_config.budget_limits run_config.host_cost_meter",
-    SESSIONS: "run_config.session run_config.event_store run_config.event_store_fail_closed run_config.trace_sink "
+    SESSIONS: "run_config.event_store run_config.event_store_fail_closed run_config.trace_sink "
     "run_config.trace_id run_config.workflow_name run_config.log_preview_chars run_config.debug_dump_dir",
     STEERING: "run_handle.steer run_handle.follow_up run_handle.resume",
     TOOLS: "run_config.tool_registry_factory",
