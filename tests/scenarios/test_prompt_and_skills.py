@@ -319,23 +319,36 @@ def test_the_list_speaks_the_language_of_the_run(tmp_path: Path) -> None:
     assert "可用技能元数据" in str(result.final_output)
 
 
+class Unloadable:
+    """A provider that only its starter has."""
+
+    __vv_ref__ = "nowhere.to.be.found:hours"
+
+    def fragments(self, request: ContextRequest) -> list[ContextFragment]:
+        return [ContextFragment("hours", "Open until six.")]
+
+
 @pytest.mark.parametrize("place", ["workspace", "named folder", "gone"])
 def test_a_worker_of_another_process_activates_a_skill(place: str, tmp_path: Path) -> None:
-    """It builds the run from its stored definition; the skill it reads where the run says."""
+    """It builds the run from its stored definition, with the prompt the starter made; the skill it reads itself."""
     work, named = tmp_path / "work", tmp_path / "named"
     folder = skill(work / "skills" if place == "workspace" else named, "count-words", body="Count twice.")
     listed = ["skills" if place == "workspace" else str(named)]
     url = f"sqlite:///{tmp_path}/runs.db"
     store = open_store(url)
     backend = DistributedBackend(StoreDispatcher(store), fallback=False)
-    config = RunConfig(checkpoint_config=CheckpointConfig(key="k", store=store), execution_backend=backend)
+    config = RunConfig(
+        checkpoint_config=CheckpointConfig(key="k", store=store), execution_backend=backend,
+        context_providers=[Unloadable()],
+    )  # fmt: skip
     agent = replace(desk.counter, metadata={"available_skills": listed})
     runner = Runner(model_provider=desk.models, workspace=work, settings=Settings(store=url, queue="skills"))
     handle = runner.start(agent, "Count.", run_config=config)
     if place == "gone":
         (folder / "SKILL.md").unlink()
     environment = {
-        **os.environ, "VV_AGENT_STORE": url, "VV_AGENT_QUEUE": "skills", "VV_AGENT_IMPORTS": "tests",
+        **os.environ, "VV_AGENT_STORE": url, "VV_AGENT_QUEUE": "skills",
+        "VV_AGENT_IMPORTS": desk.__name__,
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }  # fmt: skip
     worker = subprocess.Popen([sys.executable, "-m", "vv_agent.cli", "worker"], env=environment, cwd=tmp_path)
@@ -353,3 +366,4 @@ def test_a_worker_of_another_process_activates_a_skill(place: str, tmp_path: Pat
         assert given["instructions"] == "Count twice."
         assert result.raw_result.shared_state["active_skills"] == ["count-words"]
     assert "<name>count-words</name>" in str(result.final_output)
+    assert str(result.final_output).endswith("Open until six.")
