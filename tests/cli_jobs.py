@@ -7,6 +7,7 @@ import sys
 import time
 
 from vv_agent import Agent, ExecutionMode, NoToolPolicy, RunConfig, Runner, build_default_registry, function_tool
+from vv_agent.budget import RunBudgetLimits
 from vv_agent.testing import ScriptedProvider, call
 
 
@@ -30,6 +31,8 @@ rocket = Agent(name="rocket", instructions="Launch.", tools=[launch], no_tool_po
 rocket_models = ScriptedProvider([call("launch", {"pad": "A"}), "Done."])
 looking = Agent(name="looking", instructions="Look.", tools=[look], no_tool_policy=NoToolPolicy.FINISH)
 looking_models = ScriptedProvider([call("look", {"seconds": 3.0}), call("look", {"seconds": 3.0}), "Nothing there."])
+thrifty, thrifty_models = looking, ScriptedProvider([call("look", {"seconds": 0.0}), "Nothing there."])
+LIMITS = {"thrifty": RunBudgetLimits(max_tool_calls=0)}
 
 
 def main() -> None:
@@ -38,7 +41,7 @@ def main() -> None:
     jobs = importlib.import_module("tests.cli_jobs")  # under its real name, so that workers find the code
     mode = ExecutionMode.DISTRIBUTED if how else ExecutionMode.INLINE
     runner = Runner(model_provider=getattr(jobs, f"{job}_models"))
-    config = RunConfig(checkpoint_key=key, execution_mode=mode)
+    config = RunConfig(checkpoint_key=key, execution_mode=mode, budget_limits=LIMITS.get(job))
     handle = runner.start(getattr(jobs, job), "Go.", run_config=config)
     if not how:
         handle.result()

@@ -12,6 +12,7 @@ from vv_agent.agent import Agent, NoToolPolicy, check_max_cycles
 from vv_agent.errors import ConfigError
 
 if TYPE_CHECKING:
+    from vv_agent.budget import HostCostMeter, RunBudgetLimits
     from vv_agent.cancellation import CancellationToken
     from vv_agent.checkpoint.config import CheckpointConfig
     from vv_agent.checkpoint.extensions import CheckpointExtension
@@ -57,6 +58,8 @@ class RunConfig:
     workspace: str | Path | None = None
     workspace_backend: WorkspaceBackend | None = None
     session: Session | None = None
+    budget_limits: RunBudgetLimits | None = None
+    host_cost_meter: HostCostMeter | None = None
     initial_messages: Sequence[Message] | None = None
     max_cycles: int | None = None
     no_tool_policy: NoToolPolicy | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.admission import Admission, admit
 from vv_agent.checkpoint.config import ResumePolicy
 from vv_agent.checkpoint.record import Head, NewRun, ParkReason, State
@@ -105,8 +106,8 @@ def admit_run(engine: Engine, program: Program, new: NewRun, policy: ResumePolic
 
 
 def _readmit(engine: Engine, program: Program, head: Head, policy: ResumePolicy) -> Admitted:
-    waits_for_user = head.state is State.PARKED and head.reason is ParkReason.INPUT
-    over = head.state is State.ENDED or waits_for_user
+    waits = head.state is State.PARKED and head.reason in (ParkReason.INPUT, ParkReason.BUDGET)
+    over = head.state is State.ENDED or waits
     stored = program if over else _stored_program(engine.store, head, program)
     admission = admit(policy, head.key, present=True, terminal=over, same_definition=stored is not None)
     if admission is Admission.RECOVER:
@@ -171,6 +172,19 @@ def definition_at(store: CheckpointStore, key: str) -> RunDefinition | None:
     """The definition of the run of that key, if there is one."""
     look = store.look(key)
     return RunDefinition.decode(store.definition(look.head.definition)) if look else None
+
+
+def limits_of(store: CheckpointStore, head: Head) -> RunBudgetLimits:
+    """The limits that hold for a run; `budget_not_limited` for one without."""
+    snapshot = store.load(head.key)
+    raised = snapshot and (snapshot.blobs or {}).get("budget")
+    kept = unpack(raised, f"budget of run {head.key!r}") if raised else {}
+    wire = kept.get("limits") or RunDefinition.decode(store.definition(head.definition)).to_wire()["budget_limits"]
+    if wire is None:
+        raise ConfigError(
+            "budget_not_limited", f"run {head.key!r} was started without limits, so there is nothing to raise"
+        )
+    return RunBudgetLimits.from_wire(wire)
 
 
 def wake(store: CheckpointStore, dispatcher: CycleDispatcher, head: Head, text: str | None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 from vv_agent.checkpoint.identity import tool_operation_id
-from vv_agent.checkpoint.record import Seen
+from vv_agent.checkpoint.record import Seen, Snapshot
 from vv_agent.definition import RunDefinition
 from vv_agent.errors import CheckpointError
 from vv_agent.events import RunEvent
@@ -30,8 +31,8 @@ def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...]) -> RunRe
     transcript = cached.transcript if cached else Transcript()
     for entry in snapshot.log:
         transcript.extend(entry.seq, entry.body)
-    state = (snapshot.blobs or {}).get("state")
-    raw = agent_result(head, body, transcript, unpack(state, f"state of run {key!r}") if state else {})
+    state, budget = (_blob(snapshot, name) for name in ("state", "budget"))
+    raw = agent_result(head, body, transcript, state, budget)
     if not body.checkpointed:
         raw = raw.model_copy(update={"checkpoint_key": None})
     definition = RunDefinition.decode(engine.store.definition(head.definition))
@@ -44,6 +45,11 @@ def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...]) -> RunRe
         agent_name=body.agent, new_items=transcript.new_items(body.segment), events=events,
         metadata={**metadata, "resolved_model": model.model_id}, resolved_model=model,
     )  # fmt: skip
+
+
+def _blob(snapshot: Snapshot, name: str) -> dict[str, Any]:
+    body = (snapshot.blobs or {}).get(name)
+    return unpack(body, f"{name} of run {snapshot.head.key!r}") if body else {}
 
 
 def _doubt(key: str, transcript: Transcript, observation: ResumeObservation) -> str:

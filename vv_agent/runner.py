@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 from vv_agent import process, references
 from vv_agent._facade import on_class_too
 from vv_agent.agent import Agent
+from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy, validate_key
 from vv_agent.checkpoint.record import State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.config import ExecutionMode, RunConfig, effective_config
-from vv_agent.dispatch.base import Backend, CycleDispatcher, drive
+from vv_agent.dispatch.base import Backend, CycleDispatcher, drive, hint
 from vv_agent.dispatch.distributed import DistributedBackend, workers_of
 from vv_agent.dispatch.inline import InlineBackend
 from vv_agent.errors import ConfigError
 from vv_agent.events import RunEvent
 from vv_agent.following import Start, follow, in_background, in_thread
-from vv_agent.launch import admit_run, check_journal, definition_at, existing, new_run, wake
+from vv_agent.launch import admit_run, check_journal, definition_at, existing, limits_of, new_run, wake
 from vv_agent.llm.reference import ModelProvider
 from vv_agent.outcome import read_result
 from vv_agent.result import RunResult, RunState
@@ -31,6 +32,7 @@ from vv_agent.runtime.body import Body
 from vv_agent.runtime.compile import Layers, compile_run
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.feed import EventFeed
+from vv_agent.runtime.inbox import budget_signal
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.tail import rests
 from vv_agent.runtime.transcript import clean
@@ -197,6 +199,20 @@ class Runner:
     ) -> RunHandle:
         """`resume` in the background; the handle gives the events from here on, and the result."""
         return self._resume(state, input, store, in_caller=False)
+
+    @on_class_too
+    def raise_budget(self, key: str, limits: RunBudgetLimits, *, store: CheckpointStore | None = None) -> None:
+        """Give a run other limits, all of them; what it has used counts on. One whose budget was used up goes on in a
+        new segment, by its workers or with `resume`.
+
+        Raises `budget_not_limited` for a run that was started without limits, and `run_finished`.
+        """
+        home = store or self._store_of_settings()
+        head = existing(home, validate_key(key))
+        limits_of(home, head)
+        _, dispatcher = self._means(home)
+        posted = home.post(key, budget_signal(f"budget_{head.revision}_{secrets.token_hex(4)}", limits))
+        hint(dispatcher, posted.head, home.id)
 
     # Details.
 

@@ -17,12 +17,14 @@ from tests.contract.aside import Cases
 from tests.contract.fixtures import load
 from tests.runs import MODEL, TOOL, Died, Host, Outcome, asks, receipt, response
 from vv_agent import CancellationToken, ToolContext, ToolOutput, function_tool
+from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.record import Commit, End, Progress
 from vv_agent.checkpoint.sql import SqlStore
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.messages import Message
 from vv_agent.results import ToolExecutionResult
+from vv_agent.runtime import account
 from vv_agent.runtime.transcript import message_item
 
 FIXTURE = load("checkpoint_resume.json")
@@ -34,7 +36,6 @@ CANCEL_FIRST = (
     "kept (DESIGN 6)"
 )
 APPROVALS = ("control", "approvals are not built yet")
-BUDGETS = ("control", "budgets are not enforced yet")
 PAIRS = list(zip(FIXTURE["terminal_precedence"], FIXTURE["terminal_precedence"][1:], strict=False))
 CASES = Cases(
     "checkpoint_resume.json",
@@ -48,16 +49,9 @@ CASES = Cases(
         if "pending_approval" in case["run"]
     }
     | {
-        f"runner_cases/{case['name']}": BUDGETS
-        for case in FIXTURE["runner_cases"]
-        if "initial_budget_usage" in case["run"]
-    }
-    | {f"terminal_precedence/{high}>{low}": BUDGETS for high, low in PAIRS if "budget_exhaustion" in (high, low)}
-    | {
         "fault_test_requirements/event_dedupe_with_idempotent_store": (
             "control", "RunConfig has no event_store yet; append_once itself is tested with the event stores",
         ),
-        "fault_test_requirements/preserve_messages_cycles_usage_budget/budget": BUDGETS,
     },
 )  # fmt: skip
 
@@ -114,6 +108,8 @@ def host_of(run: dict[str, Any], store: CheckpointStore, folder: Path, tools: Se
     config = dict(run["run_config"])
     checkpoint = config.pop("checkpoint_config", None)
     fields = None
+    if "budget_limits" in config:
+        config["budget_limits"] = RunBudgetLimits(**config["budget_limits"])
     if checkpoint is not None:
         fields = {name: value for name, value in checkpoint.items() if name not in ("key", "store")}
     key = checkpoint["key"] if checkpoint else None
@@ -136,6 +132,8 @@ def seed(host: Host, run: dict[str, Any]) -> None:
         after = initial["messages"][[message["content"] for message in initial["messages"]].index(said) + 1 :]
         messages = [message_item(cycle["index"], Message(m["role"], m["content"])) for m in after]
         host.seed(receipt(said, cycle["index"]), *messages, then=Commit())
+    if "initial_budget_usage" in run:
+        host.seed(blobs={"budget": {"usage": run["initial_budget_usage"], "cycle": 0, "admitted": 0}})
     if "initial_extension_state" in run:
         host.seed(blobs={"extensions": run["initial_extension_state"]})
     if journal is None:
@@ -155,7 +153,9 @@ def seed(host: Host, run: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", FIXTURE["runner_cases"], ids=lambda case: case["name"])
-def test_a_runner_case(case: dict[str, Any], store: CheckpointStore, tmp_path: Path) -> None:
+def test_a_runner_case(
+    case: dict[str, Any], store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, expected = case["run"], case["expected"]
     name = f"runner_cases/{case['name']}"
     if name in CASES.pending:
@@ -172,7 +172,10 @@ def test_a_runner_case(case: dict[str, Any], store: CheckpointStore, tmp_path: P
         seed(host, run)
         before = host.head() if host.key and host.store.load(host.key) else None
         made = made_before(run)
-        outcome = host.run([noting(order, step) for step in run.get("model_steps", ())[len(made) :]])
+        if "active_elapsed_ms" in run:  # the model takes that long
+            monkeypatch.setattr(account, "monotonic_ns", lambda: run["active_elapsed_ms"] * 1_000_000 * bool(order))
+        steps = run.get("model_steps", ["done"] if "active_elapsed_ms" in run else ())
+        outcome = host.run([noting(order, step) for step in steps[len(made) :]])
         outcome.model_calls += len(made)
         seen = observed(host, outcome, service, before)
         seen["restore_order"] = lambda: order
@@ -212,6 +215,9 @@ def observed(host: Host, outcome: Outcome, service: Service, before: Any) -> dic
         "checkpoint_events": lambda: outcome.types(*CHECKPOINT_EVENTS),
         "resume_attempt": lambda: host.head().attempt,
         "completed_cycles": lambda: len(result.cycles),
+        "elapsed_ms": lambda: result.budget_usage.elapsed_ms,
+        "downtime_ms_counted": lambda: result.budget_usage.elapsed_ms - 155,
+        "reconciliation_wait_ms_counted": lambda: result.budget_usage.elapsed_ms - 155,
         "terminal_replayed": lambda: host.head() == before and not outcome.events,
         "operation_id_reused": lambda: {name for save in outcome.saves for name in save.journal} == {MODEL},
         "interruption_reason": lambda: outcome.event("reconciliation_required").interruption_reason,
@@ -329,6 +335,13 @@ def test_what_comes_first(high: str, low: str, store: CheckpointStore, tmp_path:
             host.seed(receipt(asks()), journal=started, then=Progress())
             assert host.run().code == "checkpoint_claim_active"
             assert host.journal() == started
+        elif (high, low) == ("cancellation", "budget_exhaustion"):
+            host.config = {**host.config, "budget_limits": RunBudgetLimits(max_wall_time_ms=0)}
+            assert host.run(["done"], cancellation_token=cancelled()).ok.completion_reason == "cancelled"
+        elif (high, low) == ("budget_exhaustion", "business_terminal"):
+            host.config = {**host.config, "budget_limits": RunBudgetLimits(max_total_tokens=1)}
+            step = {"content": "done", "raw": {"usage": {"prompt_tokens": 5, "total_tokens": 5}}}
+            assert host.run([step]).ok.completion_reason == "budget_exhausted"
         else:
             assert (high, low) == ("unresolved_ambiguous_operation", "cancellation")
             host.seed(receipt(asks()), journal=started)
@@ -367,15 +380,17 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(store: CheckpointStore,
             {**asks(), "raw": {"usage": {"prompt_tokens": 12, "completion_tokens": 8, "total_tokens": 20}}},
             "done",
         ]
-        whole = Host(store, tmp_path, [Service().tool("supported")], key="whole").run(steps).ok
-        host = Host(store, tmp_path, [Service().tool("supported")])
+        limits = {"budget_limits": RunBudgetLimits(max_total_tokens=1000)}
+        whole = Host(store, tmp_path, [Service().tool("supported")], key="whole", config=limits).run(steps).ok
+        host = Host(store, tmp_path, [Service().tool("supported")], config=limits)
         stopped = host.run(steps, die_at=("store.save.commit", "after", 1))
         assert str(stopped.error) == "store.save.commit:after:1"
         parts = host.run(steps[1:]).ok
         assert parts.messages == whole.messages
         assert parts.cycles == whole.cycles
         assert parts.token_usage == whole.token_usage
-    CASES.show("fault_test_requirements/preserve_messages_cycles_usage_budget/budget")
+        assert whole.budget_usage is not None
+        assert parts.budget_usage == whole.budget_usage.model_copy(update={"elapsed_ms": parts.budget_usage.elapsed_ms})
     CASES.show("fault_test_requirements/event_dedupe_with_idempotent_store")
     CASES.show("fault_test_requirements/cross_language_sqlite")
 

@@ -26,15 +26,7 @@ from vv_agent.errors import ConfigError
 from vv_agent.usage import TokenUsage, normalize_token_usage
 
 DATA = load("run_budget.json")
-LISTS = Cases(
-    "run_budget.json",
-    pending={
-        f"{section}/{case['name']}": ("control", "budgets are not enforced by a run yet")
-        for section in ("runner_cases", "terminal_precedence_cases")
-        for case in DATA[section]
-    }
-    | {"resume_semantics": ("control", "budgets are not enforced by a run yet")},
-)
+LISTS = Cases("run_budget.json")
 CASES = DATA["evaluator_cases"]
 _Boundary = BudgetEnforcementBoundary
 
@@ -156,8 +148,3 @@ def test_the_evaluator_decides_as_the_contract_says(case: dict[str, Any]) -> Non
         assert shown[name] == value, name
     assert case.get("expected_elapsed_ms", usage["elapsed_ms"]) == usage["elapsed_ms"]
     assert case.get("expected_usage", usage) == usage
-
-
-def test_what_needs_a_run_is_shown() -> None:
-    for name in LISTS.pending:
-        LISTS.show(name)

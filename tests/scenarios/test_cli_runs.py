@@ -352,3 +352,18 @@ def test_fifty_thousand_runs_are_listed_at_once(shell: Shell) -> None:
     assert all(len(done.stdout.splitlines()) == 21 for done in runs)
     assert min(float(done.stderr) for done in runs) < 0.3
     assert shell("runs", "list", "--limit", "3").stdout.splitlines()[1].startswith("k49999 ")
+
+
+def test_a_run_out_of_budget_is_given_more_and_goes_on(shell: Shell) -> None:
+    assert job(shell, "thrifty", "spend") == 0
+    shown = shell("runs", "show", "spend")
+    assert shown.returncode == 1
+    assert "vv-agent runs raise-budget spend --total-tokens N" in shown.stdout
+    assert shell("resume", "spend").returncode == 1
+    says(shell("runs", "raise-budget", "spend"), 1, "there is no limit to raise; give e.g. --total-tokens N")
+    raised = shell("runs", "raise-budget", "spend", "--tool-calls", "3")
+    assert raised.stdout == "spend: the new limits are posted; continue with: vv-agent resume spend\n"
+    done = shell("resume", "spend")
+    assert done.returncode == 0, done
+    assert "answer   Nothing there." in done.stdout
+    says(shell("runs", "raise-budget", "spend", "--tool-calls", "9"), 1, "run_finished")

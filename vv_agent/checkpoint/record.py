@@ -289,7 +289,7 @@ class Change:
     """An unsafe call or a child starts with this save: refused while a cancel is unread."""
     ending: bool = False
     """The first save of an end; refused while a signal that could change the end is unread, as is a commit that parks
-    the run for input or budget (it ends the segment)."""
+    the run for input, and a park for budget (they end the segment)."""
     closing: bool = False
     """Fixes how a segment ends after which the run waits; refused like the end itself."""
     closed: bool = False

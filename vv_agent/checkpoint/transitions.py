@@ -163,8 +163,10 @@ def _signals_allow(head: Head, change: Change, unread: Sequence[Signal]) -> None
 
 def _ends_segment(change: Change) -> bool:
     """A park that ends the segment has a terminal event, like an end: it is decided with the same care."""
-    then = change.then
-    return isinstance(then, Park) and then.commit and then.reason in (ParkReason.INPUT, ParkReason.BUDGET)
+    match change.then:
+        case Park(reason=ParkReason.INPUT, commit=True) | Park(reason=ParkReason.BUDGET):
+            return True
+    return False
 
 
 def _next(head: Head, change: Change, signalled: bool, now: int) -> Head:

@@ -146,6 +146,26 @@ def answer(
     raise typer.Exit(commands.answer(key, text, as_json=json))
 
 
+@runs.command("raise-budget")
+def raise_budget(
+    key: Key,
+    *,
+    total_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens at most, in all.")] = None,
+    uncached_tokens: Annotated[int | None, typer.Option(min=0, help="Uncached input tokens at most.")] = None,
+    tool_calls: Annotated[int | None, typer.Option(min=0, help="Tool calls at most.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Active seconds at most.")] = None,
+    json: Json = False,
+) -> None:
+    """Give a run other limits; what it has used counts on. Limits that are not named stay."""
+    from vv_agent.cli import runs as commands
+
+    limits = {
+        "max_total_tokens": total_tokens, "max_uncached_input_tokens": uncached_tokens, "max_tool_calls": tool_calls,
+        "max_wall_time_ms": None if seconds is None else round(seconds * 1000),
+    }  # fmt: skip
+    raise typer.Exit(commands.raise_budget(key, limits, as_json=json))
+
+
 @runs.command()
 def reconcile(
     key: Key,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -226,6 +226,21 @@ def reconcile(key: str, operation: str, verdict: Verdict, *, as_json: bool) -> i
         name = f"reconcile_{head.revision}_{operation}"
         signal = reconcile_signal(name, operation, decision.to_wire(), attempt)
         return _told(_post(store, settings, key, signal), "the decision is posted", as_json)
+
+
+def raise_budget(key: str, limits: Mapping[str, int | None], *, as_json: bool) -> int:
+    """Put other limits in place of those that are named."""
+    from vv_agent.launch import limits_of
+    from vv_agent.runtime.inbox import budget_signal
+
+    changed = {name: value for name, value in limits.items() if value is not None}
+    if not changed:
+        raise ConfigError("usage_invalid", "there is no limit to raise; give e.g. --total-tokens N")
+    with _store() as (store, settings):
+        head = existing(store, key).head
+        raised = limits_of(store, head).model_copy(update=changed)
+        signal = budget_signal(f"budget_{head.revision}", raised)
+        return _told(_post(store, settings, key, signal), "the new limits are posted", as_json)
 
 
 def _check_operation(view: View, operation: str) -> None:

@@ -138,7 +138,7 @@ def read_view(store: CheckpointStore, key: str) -> View:
     transcript = Transcript()
     for entry in snapshot.log:
         transcript.extend(entry.seq, entry.body)
-    result = agent_result(head, body, transcript, {})
+    result = agent_result(head, body, transcript, {}, {})
     definition = RunDefinition.decode(store.definition(head.definition))
     held = head.state is State.CLAIMED and head.lease_until > snapshot.now
     gone = is_dead(head.owner or "")
@@ -207,6 +207,9 @@ def _of_parked(view: View) -> Sequence[Step]:
     match view.head.reason:
         case ParkReason.INPUT:
             return (Step("it waits for an answer; give it", command("runs", "answer", key) + " TEXT"),)
+        case ParkReason.BUDGET:
+            raised = command("runs", "raise-budget", key) + " --total-tokens N"
+            return (Step("its budget is used up; give it other limits", raised),)
         case ParkReason.RECONCILIATION:
             return tuple(_decisions(key, view.observation or {}))
         case ParkReason.ATTEMPTS:

@@ -21,7 +21,15 @@ from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
 from vv_agent.llm.settings import ModelSettings
 from vv_agent.runtime import conversation
 from vv_agent.runtime.opening import open_run
-from vv_agent.runtime.program import BEFORE_SLOT, MODEL_SLOT, PROVIDER_SLOT, RECONCILE_SLOT, Program, tool_slot
+from vv_agent.runtime.program import (
+    BEFORE_SLOT,
+    METER_SLOT,
+    MODEL_SLOT,
+    PROVIDER_SLOT,
+    RECONCILE_SLOT,
+    Program,
+    tool_slot,
+)
 from vv_agent.skills.activation import AVAILABLE
 from vv_agent.tools.base import Tool
 from vv_agent.tools.builtin import build_default_registry
@@ -91,6 +99,7 @@ def compile_run(
         extensions=config.checkpoint_extensions,
         required_namespaces=layers.checkpoint.required_extension_namespaces if layers.checkpoint else (),
         context=config.context, opening=opening, session=config.session,
+        host_cost_meter=config.host_cost_meter,
     )  # fmt: skip
 
 
@@ -132,7 +141,7 @@ class _Parts:
             "tools": [_describe_tool(tool) for tool in self.tools],
             "tool_policy": self._policy(),
             "checkpoint_policy": _checkpoint_policy(checkpoint),
-            "budget_limits": None,
+            "budget_limits": config.budget_limits.to_wire() if config.budget_limits else None,
             "output_schema": None,
             "workspace_ref": self._workspace(),
             "session_ref": self._session(),
@@ -222,6 +231,7 @@ class _Parts:
         yield from ((f"context_provider:{n}", provider) for n, provider in enumerate(config.context_providers))
         yield BEFORE_SLOT, config.before_cycle_messages
         yield RECONCILE_SLOT, config.reconciliation_provider
+        yield METER_SLOT, config.host_cost_meter
 
     def _provider_refs(self) -> dict[str, CapabilityRef]:
         provider = self.layers.provider

@@ -13,7 +13,6 @@ from vv_agent.definition_rules import stable_ref
 from vv_agent.errors import CheckpointError, ConfigError, StoreError
 from vv_agent.history import sanitized
 from vv_agent.messages import Message
-from vv_agent.results import AgentStatus
 from vv_agent.runtime.output import Stop, failed
 from vv_agent.runtime.patience import patiently
 from vv_agent.sessions.base import Session, appends_once, commit_id, payload_digest
@@ -59,15 +58,14 @@ def reference(
     return stable_ref("session", session, given)
 
 
-def fix_end(run: Run, decision: Stop) -> None:
+def fix_end(run: Run, decision: Stop, *, ends: bool) -> None:
     """Save how the segment ends before its messages go to the session: from here on recovery only finishes the end.
 
     Raises `SignalsWaiting` while a signal that could change the end is unread.
     """
     if run.body.segment not in run.transcript.candidates:
         item = ["c", run.body.segment, decision.to_log()]
-        waits = decision.status is AgentStatus.WAIT_USER
-        run.save(Progress(), ending=not waits, closing=waits, durable=True, last_log=[item])
+        run.save(Progress(), ending=ends, closing=not ends, durable=True, last_log=[item])
 
 
 def append(run: Run, decision: Stop) -> Stop:

@@ -12,8 +12,9 @@ from vv_agent.checkpoint.record import Commit, End, Park, ParkReason, Release
 from vv_agent.errors import LlmError, RetryLater, SignalsWaiting
 from vv_agent.llm.base import ModelResponse
 from vv_agent.messages import Message
-from vv_agent.results import AgentStatus
+from vv_agent.results import AgentStatus, CompletionReason
 from vv_agent.runtime import conversation, extensions, journal, model_call, output, tool_calls
+from vv_agent.runtime.account import EXHAUSTED, Account, Exhausted
 from vv_agent.runtime.inbox import Inbox
 from vv_agent.runtime.output import Decision, GoOn, Stop
 from vv_agent.runtime.run import Run
@@ -25,7 +26,11 @@ MAX_RETRY_AFTER = 3600.0
 
 
 class StillWaiting(Exception):
-    """The run waits for its user and something else woke it. Never leaves this module."""
+    """The run waits for its user, or for other limits, and something else woke it. Never leaves this module."""
+
+    def __init__(self, reason: ParkReason) -> None:
+        super().__init__()
+        self.reason = reason
 
 
 CommitPlan = Callable[[], Commit]
@@ -55,8 +60,9 @@ def run_cycle(run: Run, commit: CommitPlan) -> None:
     except journal.Unresolved as unresolved:
         _park_for_reconciliation(run, unresolved)
         return
-    except StillWaiting:
-        run.save(Park(ParkReason.INPUT), status="wait_user")
+    except StillWaiting as still:
+        status = "wait_user" if still.reason is ParkReason.INPUT else "failed"
+        run.save(Park(still.reason), status=status, closed=True)
         return
     _carry_out(run, decision, commit)
 
@@ -74,8 +80,7 @@ def _decide(run: Run) -> Decision:
     run.inbox.check()
     if run.inbox.cancel is not None:
         raise RunCancelled(run.inbox.cancel)
-    if not _begin_segment(run):
-        raise StillWaiting
+    _begin_segment(run)
     extensions.restore(run)
     if run.recovered and run.body.checkpointed:
         run.emit("checkpoint_resumed", cycle_index=run.index - 1, checkpoint_key=run.key, resume_attempt=run.attempt)
@@ -83,38 +88,83 @@ def _decide(run: Run) -> Decision:
     if aborted is not None:
         return aborted
     run.observe(None)
+    try:
+        return _advance(run)
+    except Exhausted:
+        if not run.body.checkpointed:  # nobody can raise it
+            tool_calls.close_open_calls(run)
+        return EXHAUSTED
+
+
+def _advance(run: Run) -> Decision:
+    """Model, tools, decision; the account of a limited run is looked at in between."""
+    _account(run, Account.begin)
     if run.turn is None:
+        _account(run, Account.before_model)
         try:
             _prepare(run)
         except Exception as error:  # the host's own function
             return output.failed(f"before_cycle_messages failed: {error}", "before_cycle_messages_failed")
-        aborted = _model_turn(run)
-    aborted = aborted or tool_calls.run_tools(run)
-    if aborted is not None:
+        if (aborted := _model_turn(run)) is not None:
+            return aborted
+    _account(run, Account.after_model)
+    _account(run, Account.before_tools)
+    if (aborted := tool_calls.run_tools(run)) is not None:
         return aborted
+    _account(run, Account.after_tools)
     turn = run.turn
     assert turn is not None
     controls = run.program.controls
-    return output.decide(turn, index=run.index, max_cycles=controls.max_cycles, policy=controls.no_tool_policy)
+    decision = output.decide(turn, index=run.index, max_cycles=controls.max_cycles, policy=controls.no_tool_policy)
+    if isinstance(decision, Stop):
+        _account(run, Account.at_end)
+    return decision
 
 
-def _begin_segment(run: Run) -> bool:
-    """An answer to a run that waits for the user begins its next segment: a fresh run id and cycle limit. False when
-    the run waits and there is none."""
+def _account(run: Run, boundary: Callable[[Account, Run], None]) -> None:
+    """Pass a boundary of a limited run. A cancel that is known there comes first."""
+    if run.account is None:
+        return
+    if run.hold.signalled:
+        run.refresh()
+    if run.inbox.cancel is not None:
+        raise RunCancelled(run.inbox.cancel)
+    boundary(run.account, run)
+
+
+def _begin_segment(run: Run) -> None:
+    """An answer to a run that waits for the user, or other limits for one that used its budget up, begin its next
+    segment: a fresh run id and cycle limit. Raises `StillWaiting` when the run waits and there is no such thing."""
+    limits = _take_limits(run)
     answers, run.inbox.answers = run.inbox.answers, []
-    if run.body.segment not in run.transcript.ends:
-        if answers:
-            run.emit("diagnostic", level="warning", code="answer_ignored", details={"reason": "the run did not wait"})
-        return True
-    if not answers:
-        return False
+    end = run.transcript.ends.get(run.body.segment)
+    exhausted = end is not None and end.get("reason") == CompletionReason.BUDGET_EXHAUSTED
+    if answers and (end is None or exhausted):
+        run.emit("diagnostic", level="warning", code="answer_ignored", details={"reason": "the run did not wait"})
+    if end is None:
+        return
+    if exhausted and not limits:
+        raise StillWaiting(ParkReason.BUDGET)
+    if not exhausted and not answers:
+        raise StillWaiting(ParkReason.INPUT)
     segment = run.body.segment + 1
     run.body = replace(
         run.body, segment=segment, first_cycle=run.cycle, run_id=run.engine.new_id("run"), observation=None
     )
-    run.log(["i", segment, Message("user", "\n\n".join(answers)).to_wire()])
+    run.log(["s", segment] if exhausted else ["i", segment, Message("user", "\n\n".join(answers)).to_wire()])
     run.emit("run_started", refs={"input": ("input", segment)}, input=run.transcript.inputs[segment])
     run.emit("agent_started")
+
+
+def _take_limits(run: Run) -> bool:
+    """Whether the budget was raised."""
+    limits, run.inbox.limits = run.inbox.limits, None
+    if limits is None:
+        return False
+    if run.account is None:
+        run.emit("diagnostic", level="warning", code="budget_ignored", details={"reason": "the run has no limits"})
+        return False
+    run.account.raise_to(limits)
     return True
 
 
@@ -195,20 +245,30 @@ def _commit(run: Run, decision: GoOn, commit: CommitPlan) -> None:
 
 def _stop(run: Run, decision: Stop) -> None:
     extensions.snapshot(run)
-    keeps = run.program.has_session and decision.error_code != ABORT_CODE
+    waiting = run.body.segment in run.transcript.ends  # its messages are in the session
+    keeps = run.program.has_session and decision.error_code != ABORT_CODE and not waiting
     if keeps:
-        conversation.fix_end(run, decision)
+        conversation.fix_end(run, decision, ends=isinstance(_goes_to(run, decision), End))
         decision = conversation.append(run, decision)
-    waits = decision.status is AgentStatus.WAIT_USER
+    then = _goes_to(run, decision)
     run.save(
-        Park(ParkReason.INPUT, commit=True) if waits else End(keep_journal=decision.error_code == ABORT_CODE),
+        then,
         status=decision.status.value,
-        ending=not waits,
+        ending=isinstance(then, End),
         closed=keeps,
         durable=True,
         last_log=[["e", run.body.segment, decision.to_log()]],
         last_events=[terminal_event(run, decision)],
     )
+
+
+def _goes_to(run: Run, decision: Stop) -> Park | End:
+    """Where the end of a segment leaves the run."""
+    if decision.status is AgentStatus.WAIT_USER:
+        return Park(ParkReason.INPUT, commit=True)
+    if decision.reason == CompletionReason.BUDGET_EXHAUSTED and run.body.checkpointed:
+        return Park(ParkReason.BUDGET)
+    return End(keep_journal=decision.error_code == ABORT_CODE)
 
 
 def terminal_event(run: Run, decision: Stop) -> Any:
@@ -220,6 +280,10 @@ def terminal_event(run: Run, decision: Stop) -> Any:
     partial = run.transcript.last_text if decision.status is not AgentStatus.COMPLETED else None
     if partial is not None:
         fields["partial_output"], refs["partial_output"] = partial, ("partial", segment)
+    if run.account is not None:
+        fields["budget_usage"] = run.account.usage
+        if decision.reason == CompletionReason.BUDGET_EXHAUSTED:
+            fields["budget_exhaustion"] = run.account.exhaustion
     if decision.reason == "cancelled":
         return run.number("run_cancelled", refs, reason=decision.error, **fields)
     fields["status"] = decision.status.value

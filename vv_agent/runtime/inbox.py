@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.reconciliation import ReconciliationDecision
 from vv_agent.checkpoint.record import Signal
 from vv_agent.errors import CannotServe, VVAgentError
 from vv_agent.runtime.transcript import pack, unpack
 
-KINDS = frozenset({"cancel", "reconcile", "answer", "resume"})
+KINDS = frozenset({"cancel", "reconcile", "answer", "resume", "budget"})
 DEFAULT_REASON = "Run was cancelled."
 
 
@@ -36,6 +37,8 @@ class Inbox:
     decisions: dict[str, Decided] = field(default_factory=dict)
     """By operation id; each is used once."""
     answers: list[str] = field(default_factory=list)
+    limits: RunBudgetLimits | None = None
+    """What the budget was raised to, by the newest signal."""
     consumed: list[str] = field(default_factory=list)
     """Ids that the next save consumes."""
     faults: list[str] = field(default_factory=list)
@@ -62,7 +65,7 @@ class Inbox:
                 continue
             try:
                 self._read(signal)
-            except (VVAgentError, LookupError, TypeError, AttributeError) as error:
+            except (VVAgentError, LookupError, TypeError, ValueError, AttributeError) as error:
                 self.faults.append(f"signal {signal.id!r} ({signal.kind}) cannot be read: {error!r}")
             if signal.kind == "cancel":
                 self._cancels.append(signal.id)
@@ -81,6 +84,8 @@ class Inbox:
                 self.decisions[body["operation_id"]] = Decided(decision, body.get("attempt"))
             case "answer":
                 self.answers.append(str(body["input"]))
+            case "budget":
+                self.limits = RunBudgetLimits.from_wire(body["limits"])
 
     def check(self) -> None:
         """Raise `CannotServe` if there is a signal this version does not know; a cancel goes first."""
@@ -111,6 +116,11 @@ def reconcile_signal(
 
 def answer_signal(signal_id: str, text: str) -> Signal:
     return Signal(signal_id, "answer", pack({"input": text}))
+
+
+def budget_signal(signal_id: str, limits: RunBudgetLimits) -> Signal:
+    """The limits that hold from now on, all of them: what was used before counts."""
+    return Signal(signal_id, "budget", pack({"limits": limits.to_wire()}))
 
 
 def resume_signal(signal_id: str) -> Signal:

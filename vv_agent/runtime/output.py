@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from vv_agent.agent import NoToolPolicy
-from vv_agent.checkpoint.record import Head
+from vv_agent.budget import BudgetExhaustion, BudgetUsageSnapshot
+from vv_agent.checkpoint.record import Head, ParkReason
 from vv_agent.messages import Message
 from vv_agent.results import (
     MAX_CYCLES_ANSWER,
@@ -130,14 +131,18 @@ def _object(call: Any) -> dict[str, Any]:
     return arguments
 
 
-def agent_result(head: Head, body: Body, transcript: Transcript, shared_state: Mapping[str, Any]) -> AgentResult:
-    """The result of the record as it stands, assembled from the log. Cycles are those of the open segment."""
+def agent_result(
+    head: Head, body: Body, transcript: Transcript, shared_state: Mapping[str, Any], budget: Mapping[str, Any]
+) -> AgentResult:
+    """The result of the record as it stands, assembled from the log. Cycles are those of the open segment; `budget` is
+    what the account of a limited run has stored."""
     turns = [turn for cycle, turn in sorted(transcript.turns.items()) if body.first_cycle <= cycle < _committed(head)]
     records = [cycle_record(turn, body.first_cycle) for turn in turns]
     usage = aggregate([CycleTokenUsage(cycle_index=r.index, usage=r.token_usage) for r in records])
     end = transcript.ends.get(body.segment, {})
     status = AgentStatus(end.get("status", head.status))
     answer = transcript.answer(body.segment)
+    exhaustion = budget.get("exhaustion") if end.get("reason") == CompletionReason.BUDGET_EXHAUSTED else None
     result = AgentResult(
         status=status,
         completion_reason=CompletionReason(end["reason"]) if end.get("reason") else None,
@@ -150,6 +155,8 @@ def agent_result(head: Head, body: Body, transcript: Transcript, shared_state: M
         error=end.get("error"),
         shared_state=dict(shared_state),
         token_usage=usage,
+        budget_usage=BudgetUsageSnapshot.from_wire(budget["usage"]) if budget else None,
+        budget_exhaustion=BudgetExhaustion.from_wire(exhaustion) if exhaustion else None,
         checkpoint_key=head.key,
         resume_observation=ResumeObservation.from_wire(body.observation) if body.observation else None,
         error_code=end.get("error_code") or _parked_code(head),
@@ -158,8 +165,9 @@ def agent_result(head: Head, body: Body, transcript: Transcript, shared_state: M
 
 
 def _committed(head: Head) -> int:
-    """The first cycle that is not committed; an ended run's open cycle counts as committed."""
-    return head.cycle + 1 if head.ending else head.cycle
+    """The first cycle that is not committed; the open cycle of a run that ended, or whose budget did, counts as
+    committed."""
+    return head.cycle + 1 if head.ending or head.reason is ParkReason.BUDGET else head.cycle
 
 
 def _parked_code(head: Head) -> str | None:

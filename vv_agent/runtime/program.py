@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vv_agent import references
 from vv_agent.agent import NoToolPolicy
+from vv_agent.budget import RunBudgetLimits
 from vv_agent.definition import REDACTED, DefinedTool, RunDefinition, RuntimeControls
 from vv_agent.errors import CannotServe, ConfigError, ReferenceInvalid, StoreError
 from vv_agent.messages import ToolCall
@@ -24,6 +25,7 @@ from vv_agent.tools.base import Tool
 from vv_agent.tools.policy import PlannedCall, ToolPolicy, refusal
 
 if TYPE_CHECKING:
+    from vv_agent.budget import HostCostMeter
     from vv_agent.checkpoint.extensions import CheckpointExtension
     from vv_agent.checkpoint.reconciliation import ReconciliationProvider
     from vv_agent.checkpoint.store import CheckpointStore
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
     from vv_agent.sessions.base import Session
     from vv_agent.workspace import WorkspaceBackend
 
-MODEL_SLOT, PROVIDER_SLOT, BEFORE_SLOT, RECONCILE_SLOT = (
-    "model", "model_provider", "before_cycle_messages", "reconciliation_provider",
+MODEL_SLOT, PROVIDER_SLOT, BEFORE_SLOT, RECONCILE_SLOT, METER_SLOT = (
+    "model", "model_provider", "before_cycle_messages", "reconciliation_provider", "host_cost_meter",
 )  # fmt: skip
 SETTINGS_PREFIX = "settings:"
 
@@ -78,6 +80,7 @@ class Program:
     required_namespaces: Sequence[str] = ()
     context: Any = None
     opening: Opening | None = None
+    host_cost_meter: HostCostMeter | None = None
     session: Session | None = None
     load_session: Callable[[str], Session] | None = None
     """Opens the session of a stored definition by its name."""
@@ -94,6 +97,12 @@ class Program:
         shown = {name for name, tool in self.tools.items() if self.policy.advertises(tool)}
         schemas = (tool.tool_schema for tool in self.definition.tools)
         return tuple(schema.model_dump(mode="json") for schema in schemas if schema.function.name in shown)
+
+    @property
+    def limits(self) -> RunBudgetLimits | None:
+        """The limits the run was started with."""
+        defined = self.definition.budget_limits
+        return None if defined is None else RunBudgetLimits.from_wire(defined.model_dump(mode="json"))
 
     @property
     def has_session(self) -> bool:
@@ -245,6 +254,7 @@ class Programs:
             workspace=open_workspace(definition.workspace_ref.id) if definition.workspace_ref else None,
             before_cycle_messages=self._optional(refs, BEFORE_SLOT),
             reconciliation_provider=self._optional(refs, RECONCILE_SLOT),
+            host_cost_meter=self._optional(refs, METER_SLOT),
             context=self._object(definition.context_ref.id) if definition.context_ref else None,
             load_session=self._session,
         )

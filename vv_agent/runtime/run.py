@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from vv_agent._json import plain
+from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Release, Seen, Then
 from vv_agent.errors import CheckpointError, SignalsWaiting, VVAgentError
+from vv_agent.runtime.account import Account
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Cached, Engine
 from vv_agent.runtime.eventlog import LIVE_ONLY, Emitted, Origin, Refs, build, event_entry
@@ -46,6 +48,8 @@ class Run:
         self.shared_state: dict[str, Any] = self._blob("state")
         self.baselines: dict[str, str] = dict(self.transcript.baselines)
         self.extensions: dict[str, Any] = self._blob("extensions")
+        limits, kept = program.limits, self._blob("budget")
+        self.account = Account(limits or RunBudgetLimits(), kept, program.host_cost_meter) if limits or kept else None
         self.journal = {name: unpack(body, f"journal entry {name}") for name, body in snapshot.journal.items()}
         self._journal_changes: dict[str, bytes | None] = {}
         self._log: list[Sequence[Any]] = []
@@ -265,6 +269,8 @@ class Run:
 
     def _changed_blobs(self) -> Mapping[str, bytes | None]:
         current = {"state": self.shared_state, "extensions": self.extensions}
+        if self.account is not None:
+            current["budget"] = self.account.stored()
         packed = {name: self._packed(value) for name, value in current.items() if value or name in self._blobs}
         return {name: body for name, body in packed.items() if self._blobs.get(name) != body}
 

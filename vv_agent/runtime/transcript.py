@@ -4,6 +4,7 @@ A log entry is one save's worth of items. An item is a small msgpack list whose 
 
     ["m", cycle, message]                     a message of the system, the user or the program
     ["i", segment, message]                   the input that began a segment
+    ["s", segment]                            a segment without an input of its own begins (the budget was raised)
     ["a", cycle, message, usage, source, cache, finish]   the receipt of a model call
     ["b", cycle]                              the program's messages before this cycle's model call are all there
     ["t", cycle, position, result, reason?]   the receipt of a tool call; the reason, if the agent's tool_use_behavior
@@ -100,6 +101,7 @@ class Transcript:
         self.last_text: str | None = None
         """The last non-blank assistant text."""
         self.inputs: dict[int, str] = {}
+        self._first: dict[int, int] = {}
         self._begun: dict[int, int] = {}
         self.prepared: set[int] = set()
         self.baselines: dict[str, str] = {}
@@ -120,9 +122,8 @@ class Transcript:
         match item:
             case ["m", _, wire]:
                 self._append(wire)
-            case ["i", segment, wire]:
-                self.inputs[segment] = self._append(wire).content
-                self._begun[segment] = len(self.messages)
+            case ["i" | "s", segment, *wire]:
+                self._begin(segment, *wire)
             case ["a", cycle, wire, usage, source, cache, finish]:
                 message = Message.from_wire(wire)
                 if not message.is_empty:
@@ -147,6 +148,12 @@ class Transcript:
                 self.ends[segment] = end
             case _:
                 raise StoreError("store_corrupt", f"the log holds an unknown item {item[:1]!r}")
+
+    def _begin(self, segment: int, wire: Mapping[str, Any] | None = None) -> None:
+        """A segment begins with its input, or goes on with that of the one before."""
+        self._first[segment] = len(self.messages)
+        self.inputs[segment] = self.inputs.get(segment - 1, "") if wire is None else self._append(wire).content
+        self._begun[segment] = len(self.messages)
 
     def answer(self, segment: int) -> str | None:
         """The final answer (or wait reason) of a segment that ended."""
@@ -175,8 +182,8 @@ class Transcript:
 
     def items(self, segment: int) -> tuple[Message, ...]:
         """What a segment adds to a session: its input and the messages after it, none of the system."""
-        begun = self._begun.get(segment, len(self.messages) + 1) - 1
-        return tuple(message for message in self.messages[begun:] if message.role != "system")
+        first = self._first.get(segment, len(self.messages))
+        return tuple(message for message in self.messages[first:] if message.role != "system")
 
     def _append(self, wire: Mapping[str, Any], decoded: Message | None = None) -> Message:
         message = decoded or Message.from_wire(wire)
