@@ -37,8 +37,7 @@ CAPABILITIES: dict[Later, str] = {
     "run_config.native_cycle_outcome_kind",
     APPROVALS: "run_config.approval_broker",
     SESSIONS: "tracing.span tracing.sink tracing.jsonl_exporter",
-    RUNTIME: "tools.orchestrator runtime_backend.agent_runtime runtime_backend.cycle_runner "
-    "runtime_backend.tool_call_runner",
+    RUNTIME: "runtime_backend.agent_runtime runtime_backend.cycle_runner runtime_backend.tool_call_runner",
     TOOLS: "workspace.memory workspace.s3 workspace.discovery_filter workspace.portable_regex_error",
     MEMORY: "run_config.context_provider",
 }

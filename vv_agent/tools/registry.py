@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from vv_agent.errors import ConfigError, ToolError, ToolNotFoundError
+from vv_agent.errors import ConfigError, ToolNotFoundError
 from vv_agent.messages import ToolCall
 from vv_agent.results import ToolExecutionResult
-from vv_agent.tools.arguments import mismatch, parse_arguments, validate
 from vv_agent.tools.base import Arguments, Tool, ToolContext, ToolExposure
 from vv_agent.tools.function import FunctionTool
-from vv_agent.tools.output import error_result
+from vv_agent.tools.orchestrator import ToolOrchestrator
 
 ToolSpec = FunctionTool
 """What `ToolRegistry.register` takes in most programs; any `Tool` will do."""
@@ -99,15 +98,9 @@ class ToolRegistry:
 
         What is wrong with the call is a result with status ERROR.
         """
-        try:
-            arguments = parse_arguments(call.arguments)
-            tool = self.get(call.name)
-        except ToolError as error:
-            return error_result(call.id, error.message, error.code)
-        if issues := validate(arguments, self.get_schema(call.name)["function"].get("parameters", {})):
-            return mismatch(call.id, issues)
-        described = replace(context, tool_call_id=call.id, tool_name=call.name, raw_arguments=call.arguments)
-        return tool.invoke(described, arguments)
+        known = self.has_tool(call.name) or call.name in self._schemas
+        parameters = self.get_schema(call.name)["function"].get("parameters", {}) if known else {}
+        return ToolOrchestrator(self._tools, parameters={call.name: parameters}).execute(call, context)
 
     def _is_hidden(self, tool: Tool) -> bool:
         return tool.name in self._hidden or tool.exposure is ToolExposure.HIDDEN
