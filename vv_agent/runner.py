@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vv_agent import process, references
 from vv_agent._facade import on_class_too
+from vv_agent._loop import awaited_on
 from vv_agent.agent import Agent
 from vv_agent.checkpoint.admission import Admission, admit
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy, validate_key
@@ -114,10 +115,11 @@ class Runner:
     async def run(self, agent: Agent, input: str, *, run_config: RunConfig | None = None) -> RunResult:  # noqa: A002
         """The awaitable form of `run_sync`; it blocks no event loop.
 
-        When the await is cancelled, a run of this process is cancelled; a distributed run goes on.
+        A run of this process calls asynchronous tools on the awaiting loop, so that they may use what belongs to it.
+        When the await is cancelled, such a run is cancelled; a distributed run goes on.
         """
         start = await _in_thread(lambda: self._prepare(agent, input, run_config))
-        start.begin()
+        start.begin(loop=asyncio.get_running_loop())
         try:
             return await start.handle
         except asyncio.CancelledError:
@@ -161,7 +163,7 @@ class Runner:
     ) -> AsyncIterator[RunEvent]:
         """`stream_sync` for `async for`."""
         start = await _in_thread(lambda: self._prepare(agent, input, run_config, live=True))
-        start.begin()
+        start.begin(loop=asyncio.get_running_loop())
         try:
             async for event in start.handle.events():
                 yield event
@@ -240,7 +242,8 @@ class Runner:
             try:
                 current = _existing(home, key).head
                 if not rests(current):
-                    drive(engine, CycleRecipe.of(current, home.id), resume=True)
+                    with awaited_on(None):
+                        drive(engine, CycleRecipe.of(current, home.id), resume=True)
             finally:
                 engine.unlisten(key)
             return read_result(engine, key, tuple(feed.events))
@@ -352,8 +355,9 @@ class _Start:
         self._feed = _Feed(config.stream)
         self.handle = RunHandle(engine, dispatcher, admitted.key, admitted.run_id, self._feed)
 
-    def begin(self, *, in_caller: bool = False) -> None:
-        """Carry the run on: in the caller's thread, in one of our own, or by workers."""
+    def begin(self, *, in_caller: bool = False, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Carry the run on: in the caller's thread, in one of our own, or by workers. Asynchronous tools run on `loop`,
+        whose task awaits the run."""
         token = self._config.cancellation_token
         if token is not None:
             self.handle.when_over(token.on_cancel(lambda: self.handle.leave(token.reason)))
@@ -367,11 +371,11 @@ class _Start:
         elif in_caller:
             unknown = not self._run.body.checkpointed and token is None
             self.engine.leave_alone(self._run.key, unknown)
-            self._drive()
+            self._drive(None)
         else:
-            _in_background(self._drive)
+            _in_background(lambda: self._drive(loop))
 
-    def _drive(self) -> None:
+    def _drive(self, loop: asyncio.AbstractEventLoop | None) -> None:
         key, engine = self._run.key, self.engine
         engine.programs.bind(key, self._run.program)
         engine.listen(key, self._feed)
@@ -383,7 +387,8 @@ class _Start:
             return read_result(engine, key, tuple(self._feed.events))
 
         try:
-            self.handle.finish(work)
+            with awaited_on(loop):
+                self.handle.finish(work)
         finally:
             engine.unlisten(key)
             engine.leave_alone(key, False)

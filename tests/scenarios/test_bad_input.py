@@ -34,7 +34,7 @@ def huge(size: int) -> str:
 @function_tool(idempotency="supported")
 def noise(size: int) -> str:
     """Return a long text that does not compress."""
-    return random.Random(1).randbytes(size).hex()
+    return random.Random(size).randbytes(size).hex()
 
 
 AGENT = Agent(name="a", instructions="Work.", tools=[huge], no_tool_policy=NoToolPolicy.FINISH)
@@ -110,7 +110,7 @@ def test_a_store_of_a_later_version_is_refused(sqlite: CheckpointStore, tmp_path
 def test_a_full_store_loses_nothing(sqlite: CheckpointStore, tmp_path: Path) -> None:
     """SQLite refuses further pages: the run stops with the code, and goes on once there is room."""
     agent = Agent(name="a", instructions="Work.", tools=[noise], no_tool_policy=NoToolPolicy.FINISH)
-    steps = [calls(*[("noise", {"size": 90_000})] * 5), "done"]
+    steps = [calls(*[("noise", {"size": 45_000 + n}) for n in range(10)]), "done"]
     limit = _page_limit(sqlite, 120)
     with pytest.raises(StoreError, match="store_full: .*free some space, nothing was changed"):
         runner(*steps, workspace=tmp_path).run_sync(agent, "go", run_config=config(sqlite))
