@@ -14,7 +14,6 @@ from vv_agent._loop import run_async
 from vv_agent.errors import ConfigError
 from vv_agent.results import ToolExecutionResult
 from vv_agent.tool_metadata import ToolIdempotency, ToolMetadata
-from vv_agent.tools import docstring
 from vv_agent.tools.arguments import check_schema, close
 from vv_agent.tools.base import Arguments, IsEnabled, NeedsApproval, ToolContext, ToolExposure
 from vv_agent.tools.border import bordered
@@ -168,7 +167,7 @@ def function_tool(
         signature = read_signature(function, namespace)
         return DecoratedTool(
             name=function.__name__ if name is None else name,
-            description=docstring.summary(function.__doc__) if description is None else description,
+            description=signature.summary if description is None else description,
             params_json_schema=signature.schema,
             handler=signature,
             exposure=ToolExposure(exposure),
