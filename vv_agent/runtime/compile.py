@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
 from vv_agent.llm.settings import ModelSettings
 from vv_agent.runtime.program import BEFORE_SLOT, MODEL_SLOT, PROVIDER_SLOT, RECONCILE_SLOT, Program, tool_slot
 from vv_agent.tools.base import Tool
-from vv_agent.tools.builtin import build_default_registry
+from vv_agent.tools.builtin import build_default_registry, withheld
+from vv_agent.tools.builtin.shell import Bash
 from vv_agent.tools.policy import ApprovalPolicy, ToolPolicy, merge_policies
 from vv_agent.workspace import LocalWorkspaceBackend, WorkspaceBackend
 
@@ -55,7 +56,8 @@ def compile_run(layers: Layers, text: str, *, run_id: str, workspace: str | Path
     policy = merge_policies(agent.tool_policy, _policy(layers.default), _policy(layers.run))
     if policy.approval is ApprovalPolicy.ALWAYS:
         raise ConfigError("approval_unavailable", "ToolPolicy(approval='always') needs approvals, not available yet")
-    tools = [tool for tool in _tools(agent) if _enabled(tool, config.context)]
+    hidden = withheld(agent_type=config.metadata.get("agent_type"), multimodal=resolved.native_multimodal)
+    tools = [tool for tool in _tools(agent, config.metadata, hidden) if _enabled(tool, config.context)]
     files = config.workspace_backend or LocalWorkspaceBackend(config.workspace or workspace or DEFAULT_WORKSPACE)
     context = RunContext(
         run_id=run_id, agent_name=agent.name, model=str(ref), workspace=str(config.workspace or workspace or ""),
@@ -291,8 +293,8 @@ def _policy(config: RunConfig | None) -> ToolPolicy | None:
     return config.tool_policy if config else None
 
 
-def _tools(agent: Agent) -> list[Tool]:
-    """The built-in tools, then the agent's; a name is taken once."""
+def _tools(agent: Agent, metadata: Mapping[str, Any], hidden: Collection[str]) -> list[Tool]:
+    """The built-in tools, then the agent's; a name is taken once. The `hidden` ones must be among the agent's."""
     registry = build_default_registry()
     tools: dict[str, Tool] = {name: registry.get(name) for name in registry.list_tool_names()}
     for tool in agent.tools:
@@ -307,7 +309,9 @@ def _tools(agent: Agent) -> list[Tool]:
             )
         if tool.needs_approval is not False:
             raise ConfigError("approval_unavailable", f"tool {tool.name!r} needs approval, which is not available yet")
-    return list(tools.values())
+    listed = {tool.name for tool in agent.tools}
+    offered = [tool for name, tool in tools.items() if name in listed or name not in hidden]
+    return [tool.for_run(metadata) if isinstance(tool, Bash) else tool for tool in offered]
 
 
 def _enabled(tool: Tool, context: Any) -> bool:

@@ -18,6 +18,7 @@ from vv_agent.runtime.output import Decision, GoOn, Stop
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import message_item, storable
 from vv_agent.runtime.waiting import RunCancelled, Stopping
+from vv_agent.tools.builtin.processes import background
 
 MAX_RETRY_AFTER = 3600.0
 """Seconds a provider's Retry-After may park a run at most; then it is asked again."""
@@ -203,6 +204,7 @@ def _stop(run: Run, decision: Stop) -> None:
             last_events=[terminal],
         )
         return
+    background.end(run.key)
     terminal = terminal_event(run, decision)
     run.save(
         End(keep_journal=decision.error_code == ABORT_CODE),
