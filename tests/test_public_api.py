@@ -61,7 +61,6 @@ MEMBERS: dict[Later, str] = {
     SESSIONS: "run_config.session run_config.event_store run_config.event_store_fail_closed run_config.trace_sink "
     "run_config.trace_id run_config.workflow_name run_config.log_preview_chars run_config.debug_dump_dir",
     STEERING: "run_handle.steer run_handle.follow_up run_handle.resume",
-    TOOLS: "run_config.tool_registry_factory",
     MEMORY: "run_config.context_providers run_config.max_context_chars run_config.memory_providers",
 }
 

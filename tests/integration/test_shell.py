@@ -70,3 +70,18 @@ def test_the_workspace_is_where_commands_run(world: World, tmp_path: Path) -> No
     result = world.submit("pwd", plan({"call": [["bash", {"command": "pwd"}]]}, {"say": "done"})).result(30)
     (told,) = result.raw_result.cycles[0].tool_results
     assert json.loads(told.content)["output"] == f"{world.workspace}\n"
+
+
+def test_a_command_is_stopped_with_its_run(world: World) -> None:
+    world.worker(ready=True)
+    sleep = f"sleep 72.{secrets.randbelow(10**9):09}"
+    steps = [
+        {"call": [["bash", {"command": sleep, "run_in_background": True}]]},
+        {"call": [["bash", {"command": sleep}]]},
+    ]
+    handle = world.submit("stop", plan(*steps, {"say": "done"}))
+    until(lambda: len(marked(sleep)) >= 4, "both commands run")
+    assert handle.cancel("enough")
+    result = handle.result(20)
+    assert result.completion_reason == "cancelled"
+    until(lambda: not marked(sleep), "nothing of the commands is left", 5)

@@ -120,7 +120,8 @@ IsEnabled = bool | Callable[[Any], bool]
 class Tool(Protocol):
     """What the runtime asks of a tool. `FunctionTool` is the usual one; any object with these members serves.
 
-    `timeout_seconds` is None for no limit. `is_enabled` as a callable gets the enablement context once a run.
+    `timeout_seconds` is None for no limit. `is_enabled` as a callable is asked once, when the run starts, with its
+    `vv_agent.RunContext`: a tool that is not enabled is no tool of the run.
     """
 
     name: str

@@ -81,6 +81,10 @@ class ToolRegistry:
             return copy.deepcopy(self._schemas[name])
         return self.get(name).to_openai_schema()
 
+    def replaced_schemas(self) -> dict[str, dict[str, Any]]:
+        """The registered schemas by name."""
+        return copy.deepcopy(self._schemas)
+
     def list_openai_schemas(self, *, tool_names: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """The schemas of all tools, or of the named ones in that order; hidden tools are left out."""
         names = self._tools if tool_names is None else list(tool_names)

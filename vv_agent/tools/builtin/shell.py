@@ -189,7 +189,7 @@ def _leave(context: ToolContext, command: Command, text: str, cwd: str, shell: S
     session = f"bg_{secrets.token_hex(6)}"
     background.add(context.run_key or "", session, command)
     records = context.shared_state.setdefault(_RECORDS, {})
-    records[session] = {"command": text, "cwd": cwd, **shell.shown, "where": _here()}
+    records[session] = {"command": text[:1000], "cwd": cwd, **shell.shown, "where": _here()}
     return session
 
 
