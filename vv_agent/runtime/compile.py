@@ -305,8 +305,7 @@ def _registry(config: RunConfig) -> ToolRegistry:
 def _tools(agent: Agent, registry: ToolRegistry, metadata: Mapping[str, Any], hidden: Collection[str]) -> list[Tool]:
     """The registry's tools that the model may be shown, then the agent's; a name is taken once. The `hidden` ones must
     be among the agent's."""
-    shown = {schema["function"]["name"] for schema in registry.list_openai_schemas()}
-    tools: dict[str, Tool] = {name: registry.get(name) for name in registry.list_tool_names() if name in shown}
+    tools: dict[str, Tool] = {tool.name: tool for tool in registry.shown_tools()}
     for tool in agent.tools:
         if not isinstance(tool, Tool):
             raise ConfigError(

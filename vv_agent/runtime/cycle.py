@@ -204,7 +204,6 @@ def _stop(run: Run, decision: Stop) -> None:
             last_events=[terminal],
         )
         return
-    background.end(run.key)
     terminal = terminal_event(run, decision)
     run.save(
         End(keep_journal=decision.error_code == ABORT_CODE),
@@ -214,6 +213,7 @@ def _stop(run: Run, decision: Stop) -> None:
         last_log=[item],
         last_events=[terminal],
     )
+    background.end(run.key)
 
 
 def terminal_event(run: Run, decision: Stop) -> Any:

@@ -203,7 +203,7 @@ CHECKS: tuple[Check, ...] = (
     _exists,
     *_METADATA,
 )
-"""The order of the wire (spec/24): it decides what an unwanted call is told."""
+"""The order of the wire (spec/24): it decides what an unwanted call is told. Approval comes after the last one."""
 
 
 def _declares(call: PlannedCall) -> bool:

@@ -90,6 +90,10 @@ class ToolRegistry:
         names = self._tools if tool_names is None else list(tool_names)
         return [self.get_schema(name) for name in names if not self._is_hidden(self.get(name))]
 
+    def shown_tools(self) -> list[Tool]:
+        """The tools that are not hidden from the model."""
+        return [tool for tool in self._tools.values() if not self._is_hidden(tool)]
+
     def list_tool_names(self) -> list[str]:
         return list(self._tools)
 

@@ -242,9 +242,13 @@ def test_a_session_belongs_to_its_run(context: ToolContext) -> None:
 def test_a_command_of_another_worker_is_lost_and_the_model_is_told_where(context: ToolContext) -> None:
     session = content(run(context, "bash", command="true", run_in_background=True))["session_id"]
     moved = ToolContext(run_key="moved", shared_state=context.shared_state, tool_call_id="c")
+    assert content(run(moved, "check_background_command", session_id=session))["status"] == "missing"
+    (record,) = context.shared_state["_background_commands"].values()
+    assert record["where"] == f"process {os.getpid()} on {socket.gethostname()}"
+    record["where"] = "process 1 on elsewhere"
     result = run(moved, "check_background_command", session_id=session)
     assert content(result)["status"] == "lost"
-    assert f"process {os.getpid()} on {socket.gethostname()}" in content(result)["error"]
+    assert "process 1 on elsewhere" in content(result)["error"]
     assert result.metadata == {
         "error_code": "background_command_failed", "status": "lost", "session_id": session,
     }  # fmt: skip

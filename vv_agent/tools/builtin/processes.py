@@ -156,7 +156,10 @@ class Command:
         return True
 
     def _over(self) -> bool:
-        """Whether the leader has ended; it is not collected, so that the number of its group stays taken."""
+        """Whether the leader has ended. It is not collected where that can be told without, so that the number of its
+        group stays taken."""
+        if not hasattr(os, "waitid"):
+            return self._process.poll() is not None
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _kill(self, number: int) -> None:

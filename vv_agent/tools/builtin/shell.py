@@ -216,7 +216,7 @@ def _check(context: ToolContext, arguments: Arguments) -> ToolExecutionResult:
 def _gone(context: ToolContext, session: str, record: Mapping[str, Any]) -> ToolExecutionResult:
     """A session that this process does not have: never started, or started by a worker that is not this one."""
     text, status = "Background session not found", "missing"
-    if record:
+    if record and record["where"] != _here():
         status = "lost"
         text = (
             f"The background command was started in {record['where']}, this is {_here()}: it ended with that process, "
