@@ -111,7 +111,7 @@ PROVIDER = PlanProvider()
 def agent(policy: NoToolPolicy = NoToolPolicy.FINISH) -> Agent:
     """The agent of all jobs."""
     registry = build_default_registry()
-    builtin = [registry.get(name) for name in ("task_finish", "write_file")]
+    builtin = [registry.get(name) for name in ("task_finish", "write_file", "bash", "check_background_command")]
     return Agent(name="worker", instructions="Work.", tools=[charge, launch, *builtin], no_tool_policy=policy)
 
 

@@ -40,6 +40,7 @@ HOMES = {
     "rfc8785": ("_json",),
     "jsonschema": ("tools.arguments",),
     "referencing": ("tools.arguments",),
+    "docstring_parser": ("tools.signature",),
     "msgpack": ("checkpoint.record", "checkpoint.store", "checkpoint.redis", "definition", "runtime.transcript"),
     "yaml": ("skills",),
     "typer": ("cli",),

@@ -36,8 +36,7 @@ CAPABILITIES: dict[Later, str] = {
     "run_config.native_cycle_outcome_kind",
     APPROVALS: "run_config.approval_broker",
     SESSIONS: "tracing.span tracing.sink tracing.jsonl_exporter",
-    RUNTIME: "tools.orchestrator runtime_backend.agent_runtime runtime_backend.cycle_runner "
-    "runtime_backend.tool_call_runner",
+    RUNTIME: "runtime_backend.agent_runtime runtime_backend.cycle_runner runtime_backend.tool_call_runner",
     TOOLS: "workspace.memory workspace.s3 workspace.discovery_filter workspace.portable_regex_error",
 }
 DOMAINS: dict[str, Later] = {
@@ -59,7 +58,6 @@ MEMBERS: dict[Later, str] = {
     SESSIONS: "run_config.event_store run_config.event_store_fail_closed run_config.trace_sink "
     "run_config.trace_id run_config.workflow_name run_config.log_preview_chars run_config.debug_dump_dir",
     STEERING: "run_handle.steer run_handle.follow_up run_handle.resume",
-    TOOLS: "run_config.tool_registry_factory",
     MEMORY: "run_config.memory_providers",
 }
 

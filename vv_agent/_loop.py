@@ -1,4 +1,5 @@
-"""Awaitables run from synchronous code: one event loop on a daemon thread per process, started when first needed."""
+"""Awaitables run from synchronous code: on the event loop of whoever awaits the run, else on one of our own, whose
+daemon thread is started when first needed."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 from vv_agent.cancellation import CancellationToken
@@ -19,24 +22,55 @@ T = TypeVar("T")
 
 log = logging.getLogger("vv_agent.tools")
 
+_LOOK = 1.0
+"""Seconds between looks at whether the loop of an awaited call was closed."""
+
+
+class _Nowhere:
+    """In place of a loop: the thread of our own loop is the one that waits."""
+
+
+_home: ContextVar[asyncio.AbstractEventLoop | type[_Nowhere] | None] = ContextVar("vv_agent_loop", default=None)
+
+
+@contextmanager
+def awaited_on(loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
+    """Run what is awaited in here on `loop`, which somebody awaits this work on; None: this thread waits for it, so it
+    must run elsewhere."""
+    blocked = loop is None and threading.current_thread() is _thread.thread
+    token = _home.set(_Nowhere if blocked else loop)
+    try:
+        yield
+    finally:
+        _home.reset(token)
+
 
 def run_async(awaitable: Awaitable[T], *, cancellation: CancellationToken | None = None) -> T:
-    """Wait for `awaitable`, which runs on the loop thread in a copy of the caller's context variables.
+    """Wait for `awaitable`, which runs in a copy of the caller's context variables on the loop of `awaited_on`, or on
+    our own when there is none or it was closed.
 
     When `cancellation` fires, the awaitable is cancelled and `concurrent.futures.CancelledError` raised at once.
-    Code that runs on the loop thread itself cannot wait here (`ConfigError` `async_deadlock`): it must await.
+    Code that our own loop waits for cannot wait here (`ConfigError` `async_deadlock`): it must await.
     """
-    loop = _thread.loop()
-    if threading.current_thread() is _thread.thread:
+    import asyncio
+
+    home = _home.get()
+    if threading.current_thread() is _thread.thread or home is _Nowhere:
         if inspect.iscoroutine(awaitable):
             awaitable.close()
         raise ConfigError("async_deadlock", "asynchronous code cannot wait for other asynchronous code; await it")
-    import asyncio
-
+    loop = home if isinstance(home, asyncio.AbstractEventLoop) and not home.is_closed() else _thread.loop()
     future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), loop)
     detach = cancellation.on_cancel(future.cancel) if cancellation is not None else None
     try:
-        return future.result()
+        while True:
+            try:
+                return future.result(_LOOK)
+            except TimeoutError:
+                if future.done():  # its own
+                    raise
+                if loop.is_closed():
+                    raise RuntimeError("the event loop of the awaiting caller was closed") from None
     except BaseException:
         future.cancel()
         raise

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vv_agent.llm import ModelProvider, ModelRef, ModelSettings
     from vv_agent.messages import Message
     from vv_agent.sessions.base import Session
-    from vv_agent.tools import ToolPolicy
+    from vv_agent.tools import ToolPolicy, ToolRegistry
     from vv_agent.workspace import WorkspaceBackend
 
 DEFAULT_MAX_CYCLES = 10
@@ -47,9 +47,9 @@ class RunConfig:
     of the run as it happens; its errors are ignored. `before_cycle_messages` is called between claim and model call
     of each cycle and what it returns is saved with the model's answer, so that a retry does not call it again. With
     a `session` the run begins with its items (unless there are `initial_messages`) and each segment that ends adds its
-    messages to it, once.
-    `context_providers` add fragments to the system prompt, which has at most `max_context_chars` code points: a
-    fragment that would pass the limit is left out as a whole.
+    messages to it, once. `context_providers` add fragments to the system prompt, which has at most `max_context_chars`
+    code points: a fragment that would pass the limit is left out as a whole. `tool_registry_factory` is called once,
+    when the run starts, and gives the tools that stand before the agent's own (default: `build_default_registry`).
     """
 
     model: ModelRef | str | None = None
@@ -64,6 +64,7 @@ class RunConfig:
     max_cycles: int | None = None
     no_tool_policy: NoToolPolicy | None = None
     tool_policy: ToolPolicy | None = None
+    tool_registry_factory: Callable[[], ToolRegistry] | None = None
     execution_mode: ExecutionMode | None = None
     execution_backend: Any = None
     cancellation_token: CancellationToken | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from vv_agent import process
+from vv_agent._loop import awaited_on
 from vv_agent.checkpoint.record import Head
 from vv_agent.config import RunConfig
 from vv_agent.dispatch.base import Backend, CycleDispatcher
@@ -39,8 +40,9 @@ class Start:
         self._feed = _Feed(config.stream)
         self.handle = RunHandle(engine, dispatcher, admitted.key, admitted.run_id, self._feed)
 
-    def begin(self, *, in_caller: bool = False) -> None:
-        """Carry the run on: in the caller's thread, in one of our own, or by workers."""
+    def begin(self, *, in_caller: bool = False, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Carry the run on: in the caller's thread, in one of our own, or by workers. Asynchronous tools run on `loop`,
+        whose task awaits the run."""
         token = self._config.cancellation_token
         if token is not None:
             self.handle.when_over(token.on_cancel(lambda: self.handle.leave(token.reason)))
@@ -54,11 +56,11 @@ class Start:
         elif in_caller:
             unknown = not self._run.body.checkpointed and token is None
             self.engine.leave_alone(self._run.key, unknown)
-            self._drive()
+            self._drive(None)
         else:
-            in_background(self._drive)
+            in_background(lambda: self._drive(loop))
 
-    def _drive(self) -> None:
+    def _drive(self, loop: asyncio.AbstractEventLoop | None) -> None:
         key, engine = self._run.key, self.engine
         engine.programs.bind(key, self._run.program)
         engine.listen(key, self._feed)
@@ -70,7 +72,8 @@ class Start:
             return read_result(engine, key, tuple(self._feed.events))
 
         try:
-            self.handle.finish(work)
+            with awaited_on(loop):
+                self.handle.finish(work)
         finally:
             engine.unlisten(key)
             engine.leave_alone(key, False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vv_agent import process, references
 from vv_agent._facade import on_class_too
+from vv_agent._loop import awaited_on
 from vv_agent.agent import Agent
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy, validate_key
@@ -106,10 +107,11 @@ class Runner:
     async def run(self, agent: Agent, input: str, *, run_config: RunConfig | None = None) -> RunResult:  # noqa: A002
         """The awaitable form of `run_sync`; it blocks no event loop.
 
-        When the await is cancelled, a run of this process is cancelled; a distributed run goes on.
+        A run of this process calls asynchronous tools on the awaiting loop, so that they may use what belongs to it.
+        When the await is cancelled, such a run is cancelled; a distributed run goes on.
         """
         start = await in_thread(lambda: self._prepare(agent, input, run_config))
-        start.begin()
+        start.begin(loop=asyncio.get_running_loop())
         try:
             return await start.handle
         except asyncio.CancelledError:
@@ -153,7 +155,7 @@ class Runner:
     ) -> AsyncIterator[RunEvent]:
         """`stream_sync` for `async for`."""
         start = await in_thread(lambda: self._prepare(agent, input, run_config, live=True))
-        start.begin()
+        start.begin(loop=asyncio.get_running_loop())
         try:
             async for event in start.handle.events():
                 yield event
@@ -250,7 +252,8 @@ class Runner:
             try:
                 current = existing(home, key)
                 if not rests(current):
-                    drive(engine, CycleRecipe.of(current, home.id), resume=True)
+                    with awaited_on(None):
+                        drive(engine, CycleRecipe.of(current, home.id), resume=True)
             finally:
                 engine.unlisten(key)
             return read_result(engine, key, tuple(feed.events))

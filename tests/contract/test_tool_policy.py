@@ -9,10 +9,12 @@ import pytest
 
 from tests.contract.aside import Cases
 from tests.contract.fixtures import load
+from vv_agent.messages import ToolCall
 from vv_agent.results import ToolExecutionResult
 from vv_agent.tool_metadata import ToolMetadata
 from vv_agent.tools.function import FunctionTool
-from vv_agent.tools.policy import CHECKS, PlannedCall, ToolPolicy, merge_policies, refusal
+from vv_agent.tools.orchestrator import RefusedCall, ToolOrchestrator
+from vv_agent.tools.policy import CHECKS, ToolPolicy, merge_policies
 
 METADATA = load("tool_metadata.json")
 APPROVAL = load("approval_tool_policy.json")
@@ -34,7 +36,9 @@ APPROVAL_CASES = Cases(
 
 def refused(policy: ToolPolicy, metadata: ToolMetadata | None, name: str, arguments: Any, advertised: list[str]) -> Any:
     tool = FunctionTool(name=name, handler=lambda *_: None, tool_metadata=metadata)
-    return tool, refusal(PlannedCall("call", name, arguments, policy, advertised, tool, None))
+    orchestrator = ToolOrchestrator({name: tool}, policy, planned_tools=advertised, parameters={})
+    checked = orchestrator.check(ToolCall("call", name, json.dumps(arguments)))
+    return tool, checked.result if isinstance(checked, RefusedCall) else None
 
 
 @pytest.mark.parametrize("case", METADATA["policy_cases"], ids=lambda case: case["name"])

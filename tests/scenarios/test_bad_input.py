@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -19,7 +20,7 @@ from vv_agent.checkpoint.store import CheckpointStore, open_store
 from vv_agent.errors import CheckpointError, ConfigError, SettingsError, StoreError, VVAgentError
 from vv_agent.runtime import tool_calls
 from vv_agent.settings import read_settings
-from vv_agent.testing import ScriptedProvider, call
+from vv_agent.testing import ScriptedProvider, call, calls
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +34,7 @@ def huge(size: int) -> str:
 @function_tool(idempotency="supported")
 def noise(size: int) -> str:
     """Return a long text that does not compress."""
-    return random.Random(1).randbytes(size).hex()
+    return random.Random(size).randbytes(size).hex()
 
 
 AGENT = Agent(name="a", instructions="Work.", tools=[huge], no_tool_policy=NoToolPolicy.FINISH)
@@ -109,7 +110,7 @@ def test_a_store_of_a_later_version_is_refused(sqlite: CheckpointStore, tmp_path
 def test_a_full_store_loses_nothing(sqlite: CheckpointStore, tmp_path: Path) -> None:
     """SQLite refuses further pages: the run stops with the code, and goes on once there is room."""
     agent = Agent(name="a", instructions="Work.", tools=[noise], no_tool_policy=NoToolPolicy.FINISH)
-    steps = [call("noise", {"size": 400_000}), "done"]
+    steps = [calls(*[("noise", {"size": 45_000 + n}) for n in range(10)]), "done"]
     limit = _page_limit(sqlite, 120)
     with pytest.raises(StoreError, match="store_full: .*free some space, nothing was changed"):
         runner(*steps, workspace=tmp_path).run_sync(agent, "go", run_config=config(sqlite))
@@ -180,12 +181,13 @@ def test_a_record_of_an_unknown_schema_is_not_judged(sqlite: CheckpointStore, tm
     connection.close()
 
 
-def test_an_oversized_tool_result_is_an_error_the_model_reads(tmp_path: Path) -> None:
-    size = tool_calls.MAX_RESULT_CHARS + 1
-    result = runner(call("huge", {"size": size}), "done", workspace=tmp_path).run_sync(AGENT, "go")
+def test_an_oversized_answer_of_a_tool_is_an_error_the_model_reads(tmp_path: Path) -> None:
+    size = tool_calls.MAX_ANSWER_CHARS + 1
+    stops = dataclasses.replace(AGENT, tool_use_behavior="stop_on_first_tool")
+    result = runner(call("huge", {"size": size}), "done", workspace=tmp_path).run_sync(stops, "go")
     (failed,) = result.cycles[0].tool_results
     assert failed.error_code == "tool_result_too_large"
-    assert "narrow the request or write the result to a file" in failed.content
+    assert "write them to a file" in failed.content
     assert result.final_output == "done"
 
 

@@ -387,3 +387,22 @@ def test_cancels_between_the_cycles_of_a_run_are_never_an_error(bench: Bench) ->
         outcomes[str(handle.result(20).completion_reason)] += 1
     assert set(outcomes) <= {"cancelled", "no_tool_finish"}
     assert outcomes["cancelled"] >= 6, outcomes
+
+
+def test_a_question_parks_the_run_until_it_is_answered(bench: Bench) -> None:
+    asked = {"question": "Which color?", "options": ["red", "blue"]}
+    steps = [calls(("ask_user", asked), ("add", {"a": 1, "b": 1})), "blue it is"]
+    waiting = bench.run(an_agent(add), steps, key="asks")
+    assert (waiting.status, waiting.completion_reason, waiting.raw_result.wait_reason) == (
+        "wait_user", "wait_user", "Which color?",
+    )  # fmt: skip
+    question, skipped = waiting.raw_result.cycles[0].tool_results
+    assert (question.status_code, question.directive) == ("WAIT_RESPONSE", "wait_user")
+    assert (question.metadata or {})["options"] == ["red", "blue"]
+    assert skipped.error_code == "skipped_due_to_wait_user"
+    again = bench.run(an_agent(add), steps, key="asks")  # the same call attaches: it still waits
+    assert (again.status, again.run_id) == ("wait_user", waiting.run_id)
+    done = bench.runner(steps).resume("asks", input="blue", store=bench.store)
+    assert (done.status, done.final_output) == ("completed", "blue it is")
+    assert [m.content for m in done.messages if m.role == "user"] == ["Go.", "blue"]
+    assert done.run_id != waiting.run_id

@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import time
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 
 from vv_agent.checkpoint.record import Head
 from vv_agent.dispatch.base import cannot_serve, drive, until_due
@@ -55,6 +55,7 @@ class ThreadBackend:
             drive(engine, recipe, resume=resume)
             return
         job = _Job(engine, recipe, resume)
+        job.context.run(_pool.set, self)
         self._put(job, 0.0)
         job.done.wait()
         if job.error is not None:
@@ -69,10 +70,9 @@ class ThreadBackend:
             self._changed.notify()
 
     def _work(self) -> None:
-        _pool.set(self)
         while (job := self._next()) is not None:
             try:
-                delay = job.step()
+                delay = job.context.run(job.step)
             except BaseException as error:
                 job.error = error
                 job.done.set()
@@ -107,6 +107,7 @@ class _Job:
         self.engine = engine
         self.recipe = recipe
         self.resume = resume
+        self.context = copy_context()
         self.done = threading.Event()
         self.error: BaseException | None = None
         self._parked: Head | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ from vv_agent.runtime.program import (
 )
 from vv_agent.skills.activation import AVAILABLE
 from vv_agent.tools.base import Tool
-from vv_agent.tools.builtin import build_default_registry
+from vv_agent.tools.builtin import build_default_registry, withheld
+from vv_agent.tools.builtin.shell import Bash
 from vv_agent.tools.policy import ApprovalPolicy, ToolPolicy, merge_policies
+from vv_agent.tools.registry import ToolRegistry
 from vv_agent.workspace import LocalWorkspaceBackend, WorkspaceBackend
 
 DEFAULT_WORKSPACE = "./workspace"
@@ -76,6 +78,8 @@ def compile_run(
     policy = merge_policies(agent.tool_policy, _policy(layers.default), _policy(layers.run))
     if policy.approval is ApprovalPolicy.ALWAYS:
         raise ConfigError("approval_unavailable", "ToolPolicy(approval='always') needs approvals, not available yet")
+    hidden = withheld(agent_type=config.metadata.get("agent_type"), multimodal=resolved.native_multimodal)
+    registry = _registry(config)
     files = config.workspace_backend or LocalWorkspaceBackend(config.workspace or workspace or DEFAULT_WORKSPACE)
     context = RunContext(
         run_id=run_id, agent_name=agent.name, model=str(ref), workspace=str(config.workspace or workspace or ""),
@@ -87,9 +91,10 @@ def compile_run(
     )  # fmt: skip
     _check_extensions(layers)
     opening = open_run(agent, config, context, request, existing)
-    offered = [tool for tool in _tools(agent) if tool.name != "activate_skill" or opening.has_skills]
-    tools = [tool for tool in offered if _enabled(tool, config.context)]
-    parts = _Parts(layers, text, ref, resolved, settings, policy, tools, files)
+    if not opening.has_skills:
+        hidden |= {"activate_skill"}
+    tools = [tool for tool in _tools(agent, registry, config.metadata, hidden) if _enabled(tool, context)]
+    parts = _Parts(layers, text, ref, resolved, settings, policy, tools, registry.replaced_schemas(), files)
     definition = normalised(parts.describe(opening.prompt))
     model = as_model(layers.provider.client(resolved))
     return Program(
@@ -114,6 +119,8 @@ class _Parts:
     settings: ModelSettings
     policy: ToolPolicy
     tools: Sequence[Tool]
+    schemas: Mapping[str, dict[str, Any]]
+    """By name, those that are shown instead of the tools' own."""
     files: WorkspaceBackend
 
     def describe(self, prompt: str) -> dict[str, Any]:
@@ -138,7 +145,7 @@ class _Parts:
             },
             "credential_slots": list(checkpoint.credential_slots) if checkpoint else [],
             "runtime_controls": self._controls(),
-            "tools": [_describe_tool(tool) for tool in self.tools],
+            "tools": [_describe_tool(tool, self.schemas.get(tool.name)) for tool in self.tools],
             "tool_policy": self._policy(),
             "checkpoint_policy": _checkpoint_policy(checkpoint),
             "budget_limits": config.budget_limits.to_wire() if config.budget_limits else None,
@@ -296,14 +303,11 @@ def _checkpoint_policy(checkpoint: CheckpointConfig | None) -> dict[str, Any]:
     }
 
 
-def _describe_tool(tool: Tool) -> dict[str, Any]:
-    schema = tool.to_openai_schema()
-    function = schema["function"]
+def _describe_tool(tool: Tool, schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    function = (schema or tool.to_openai_schema())["function"]
+    shown = {"name": tool.name, "description": function.get("description", ""), "parameters": function["parameters"]}
     return {
-        "schema": {
-            "type": "function",
-            "function": {name: function[name] for name in ("name", "description", "parameters")},
-        },
+        "schema": {"type": "function", "function": shown},
         "tool_metadata": None if tool.tool_metadata is None else tool.tool_metadata.to_wire(),
         "timeout_seconds": tool.timeout_seconds,
         "approval": {"mode": "static", "required": False},
@@ -336,10 +340,18 @@ def _policy(config: RunConfig | None) -> ToolPolicy | None:
     return config.tool_policy if config else None
 
 
-def _tools(agent: Agent) -> list[Tool]:
-    """The built-in tools, then the agent's; a name is taken once."""
-    registry = build_default_registry()
-    tools: dict[str, Tool] = {name: registry.get(name) for name in registry.list_tool_names()}
+def _registry(config: RunConfig) -> ToolRegistry:
+    """The registry of the config's factory, else a new one with the built-in tools."""
+    registry = (config.tool_registry_factory or build_default_registry)()
+    if not isinstance(registry, ToolRegistry):
+        raise ConfigError("run_config_invalid", f"tool_registry_factory gave {registry!r}, not a ToolRegistry")
+    return registry
+
+
+def _tools(agent: Agent, registry: ToolRegistry, metadata: Mapping[str, Any], hidden: Collection[str]) -> list[Tool]:
+    """The registry's tools that the model may be shown, then the agent's; a name is taken once. The `hidden` ones must
+    be among the agent's."""
+    tools: dict[str, Tool] = {tool.name: tool for tool in registry.shown_tools()}
     for tool in agent.tools:
         if not isinstance(tool, Tool):
             raise ConfigError(
@@ -352,8 +364,10 @@ def _tools(agent: Agent) -> list[Tool]:
             )
         if tool.needs_approval is not False:
             raise ConfigError("approval_unavailable", f"tool {tool.name!r} needs approval, which is not available yet")
-    return list(tools.values())
+    listed = {tool.name for tool in agent.tools}
+    offered = [tool for name, tool in tools.items() if name in listed or name not in hidden]
+    return [tool.for_run(metadata) if isinstance(tool, Bash) else tool for tool in offered]
 
 
-def _enabled(tool: Tool, context: Any) -> bool:
+def _enabled(tool: Tool, context: RunContext) -> bool:
     return tool.is_enabled if isinstance(tool.is_enabled, bool) else bool(tool.is_enabled(context))

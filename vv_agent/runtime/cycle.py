@@ -20,6 +20,7 @@ from vv_agent.runtime.output import Decision, GoOn, Stop
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import message_item, storable
 from vv_agent.runtime.waiting import RunCancelled, Stopping
+from vv_agent.tools.builtin.processes import background
 
 MAX_RETRY_AFTER = 3600.0
 """Seconds a provider's Retry-After may park a run at most; then it is asked again."""
@@ -260,6 +261,7 @@ def _stop(run: Run, decision: Stop) -> None:
         last_log=[["e", run.body.segment, decision.to_log()]],
         last_events=[terminal_event(run, decision)],
     )
+    background.end(run.key)
 
 
 def _goes_to(run: Run, decision: Stop) -> Park | End:

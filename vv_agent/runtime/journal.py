@@ -22,7 +22,7 @@ from vv_agent.errors import CheckpointError, LlmError, VVAgentError
 from vv_agent.runtime import model_call
 from vv_agent.runtime.output import Stop, failed
 from vv_agent.runtime.run import Run
-from vv_agent.runtime.tool_context import parsed, tool_context
+from vv_agent.runtime.tool_context import CallState, parsed, tool_context
 from vv_agent.runtime.transcript import Transcript, storable
 from vv_agent.tools.base import Decidable
 from vv_agent.tools.output import error_result
@@ -217,10 +217,17 @@ def _seen_done(run: Run, position: int, entry: Mapping[str, Any]) -> bool:
     if "intent" not in entry or not isinstance(tool, Decidable):
         return False
     name, arguments = operation_id(run, position), parsed(call)
-    context = tool_context(run, call, attempt=entry["attempt"], key=key_of(run, position))
-    match tool.examine(context, arguments, entry["intent"]):
+    state = CallState(run)
+    context = tool_context(run, call, state, attempt=entry["attempt"], key=key_of(run, position))
+    try:
+        found = tool.examine(context, arguments, entry["intent"])
+    except Exception:  # a tool of somebody else: nobody can tell then
+        return False
+    match found:
         case "done":
-            run.log(["t", run.cycle, position, storable(tool.replayed(context, arguments, entry["intent"]).to_wire())])
+            result = tool.replayed(context, arguments, entry["intent"])
+            state.keep(run)
+            run.log(["t", run.cycle, position, storable(result.to_wire())])
             run.note(name, None)
             _replayed(run, name, "tool", "succeeded")
         case "not_done":

@@ -18,11 +18,11 @@ from vv_agent.agent import NoToolPolicy
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.definition import REDACTED, DefinedTool, RunDefinition, RuntimeControls
 from vv_agent.errors import CannotServe, ConfigError, ReferenceInvalid, StoreError
-from vv_agent.messages import ToolCall
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
 from vv_agent.tool_metadata import ToolMetadata
 from vv_agent.tools.base import Tool
-from vv_agent.tools.policy import PlannedCall, ToolPolicy, refusal
+from vv_agent.tools.orchestrator import ToolOrchestrator
+from vv_agent.tools.policy import ToolPolicy
 
 if TYPE_CHECKING:
     from vv_agent.budget import HostCostMeter
@@ -148,15 +148,11 @@ class Program:
         tool = self.tools.get(name)
         return tool.tool_metadata if tool is not None else None
 
-    def refuse(self, call: ToolCall, arguments: dict[str, Any]) -> ToolExecutionResult | None:
-        """Why a call may not run, in the wire's order of checks; None if it may."""
-        defined = self._defined.get(call.name)
-        planned = PlannedCall(
-            tool_call_id=call.id, name=call.name, arguments=arguments, policy=self.policy,
-            advertised=self._shown_names, tool=self.tools.get(call.name),
-            parameters=defined.tool_schema.function.parameters if defined else None,
-        )  # fmt: skip
-        return refusal(planned)
+    @cached_property
+    def orchestrator(self) -> ToolOrchestrator:
+        """What a call has to pass, by the schemas the model was shown."""
+        parameters = {name: tool.tool_schema.function.parameters for name, tool in self._defined.items()}
+        return ToolOrchestrator(self.tools, self.policy, self._shown_names, parameters)
 
     def finishing(self, name: str, result: ToolExecutionResult) -> str | None:
         """The completion reason if the agent's `tool_use_behavior` makes this result finish the run (spec/20)."""

@@ -7,10 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from vv_agent._json import plain
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Release, Seen, Then
-from vv_agent.errors import CheckpointError, SignalsWaiting, VVAgentError
+from vv_agent.errors import SignalsWaiting, VVAgentError
 from vv_agent.runtime.account import Account
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Cached, Engine
@@ -46,7 +45,7 @@ class Run:
         blobs = snapshot.blobs if snapshot.blobs is not None else (cached.blobs if cached else {})
         self._blobs = dict(blobs)
         self.shared_state: dict[str, Any] = self._blob("state")
-        self.baselines: dict[str, str] = dict(self.transcript.baselines)
+        """Replaced as a whole, never changed in place: calls on their way were given copies of it."""
         self.extensions: dict[str, Any] = self._blob("extensions")
         limits, kept = program.limits, self._blob("budget")
         self.account = Account(limits or RunBudgetLimits(), kept, program.host_cost_meter) if limits or kept else None
@@ -107,10 +106,7 @@ class Run:
         return emitted
 
     def log(self, item: Sequence[Any]) -> None:
-        """Add an item to the transcript; it is written with the next save. A call's result takes along which files the
-        model knows since then."""
-        if item[0] == "t" and (seen := self._newly_seen()):
-            self.log(["w", seen])
+        """Add an item to the transcript; it is written with the next save."""
         self.transcript.add(item)
         self._log.append(item)
 
@@ -125,17 +121,6 @@ class Run:
     def observe(self, observation: dict[str, Any] | None) -> None:
         """Keep what is known of an operation whose outcome is unknown; None once it is settled."""
         self.body = replace(self.body, observation=observation)
-
-    def drop_unstorable_state(self) -> list[str]:
-        """Take what is no JSON value out of the shared state again; says of each entry why."""
-        faults = []
-        for name, value in tuple(self.shared_state.items()):
-            try:
-                plain({name: value}, code="tool_state_invalid")
-            except CheckpointError as error:
-                faults.append(error.message)
-                del self.shared_state[name]
-        return faults
 
     # Saving.
 
@@ -250,18 +235,6 @@ class Run:
             if len(item) <= _MAX_LIVE:  # a larger one reaches readers with the save
                 self.engine.live.publish(self.key, item)
 
-    def _packed(self, value: dict[str, Any]) -> bytes:
-        """Also when a call that failed or was abandoned left something in there that cannot be stored."""
-        try:
-            return pack(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            self.drop_unstorable_state()
-            return pack(value)
-
-    def _newly_seen(self) -> dict[str, str]:
-        known = self.transcript.baselines
-        return {path: sha for path, sha in tuple(self.baselines.items()) if known.get(path) != sha}
-
     def _blob(self, name: str) -> dict[str, Any]:
         body = self._blobs.get(name)
         value: dict[str, Any] = unpack(body, f"{name} of run {self.key!r}") if body else {}
@@ -271,7 +244,7 @@ class Run:
         current = {"state": self.shared_state, "extensions": self.extensions}
         if self.account is not None:
             current["budget"] = self.account.stored()
-        packed = {name: self._packed(value) for name, value in current.items() if value or name in self._blobs}
+        packed = {name: pack(value) for name, value in current.items() if value or name in self._blobs}
         return {name: body for name, body in packed.items() if self._blobs.get(name) != body}
 
 

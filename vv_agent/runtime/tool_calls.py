@@ -9,12 +9,13 @@ it is skipped.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from vv_agent.cancellation import CancellationToken
 from vv_agent.checkpoint.record import Progress
-from vv_agent.errors import ClaimLost, SignalsWaiting, ToolError
+from vv_agent.errors import SignalsWaiting
 from vv_agent.messages import ToolCall
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
 from vv_agent.runtime import journal
@@ -23,15 +24,16 @@ from vv_agent.runtime.helpers import Call
 from vv_agent.runtime.lease import steady_clock
 from vv_agent.runtime.output import Stop
 from vv_agent.runtime.run import Run
-from vv_agent.runtime.tool_context import tool_context
+from vv_agent.runtime.tool_context import CallState, parsed, tool_context
 from vv_agent.runtime.transcript import storable
 from vv_agent.runtime.waiting import RunCancelled, Stopping, submit, wait_for
-from vv_agent.tools.arguments import parse_arguments
-from vv_agent.tools.base import CallSafety, Decidable, Intent, Tool, safety_of
+from vv_agent.tools.artifacts import shortened
+from vv_agent.tools.base import CallSafety, Decidable, Intent, Tool, ToolContext, safety_of
+from vv_agent.tools.orchestrator import ReadyCall, invoke
 from vv_agent.tools.output import error_result
 
-MAX_RESULT_CHARS = 8_000_000
-"""A longer result is refused: it would be sent to the model in every later request."""
+MAX_ANSWER_CHARS = 8_000_000
+"""A longer result that would end the run is refused."""
 MAX_SIDE_BY_SIDE = 16
 """Repeatable calls of one batch that run at the same time."""
 _UNKNOWN_OUTCOMES = frozenset(
@@ -157,9 +159,9 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
     """
     assert run.turn is not None
     call = run.turn.call(position)
-    checked = _check(run, position, call)
-    if isinstance(checked, Prepared):
-        return checked
+    checked = run.program.orchestrator.check(call)
+    if isinstance(checked, ReadyCall):
+        return Prepared(position, call, checked.tool, checked.arguments, parsed(call))
     if stage:
         return None
     if checked.arguments is not None:
@@ -168,24 +170,6 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
     else:
         run.log(["t", run.cycle, position, checked.result.to_wire()])
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    result: ToolExecutionResult
-    arguments: dict[str, Any] | None
-    """None: what is no object never reaches planning and has no events."""
-
-
-def _check(run: Run, position: int, call: ToolCall) -> Prepared | _Refusal:
-    try:
-        arguments = parse_arguments(call.arguments)
-    except ToolError as error:
-        return _Refusal(error_result(call.id, error.message, error.code), arguments=None)
-    refused = run.program.refuse(call, arguments)
-    if refused is not None:
-        return _Refusal(refused, arguments)
-    return Prepared(position, call, run.program.tools[call.name], arguments, parse_arguments(call.arguments))
 
 
 def _planned(run: Run, position: int, arguments: dict[str, Any]) -> None:
@@ -209,15 +193,11 @@ def _call_fields(run: Run, position: int, arguments: dict[str, Any]) -> dict[str
 def _run_alone(run: Run, prepared: Prepared) -> None:
     """A call that must be recorded before it starts."""
     _planned(run, prepared.position, prepared.shown)
-    context = tool_context(
-        run,
-        prepared.call,
-        attempt=journal.attempt_of(run, prepared.position),
-        key=journal.key_of(run, prepared.position),
-    )
+    context = _context(run, prepared, CallState(run))
     intent: Intent | None = None
     if isinstance(prepared.tool, Decidable):
-        intent = prepared.tool.intend(context, prepared.arguments)
+        with suppress(Exception):  # without an intent nobody can tell later
+            intent = prepared.tool.intend(context, prepared.arguments)
     journal.start_tool(run, prepared.position, intent)
     started = run.number("tool_call_started", **_call_fields(run, prepared.position, prepared.shown))
     try:
@@ -242,20 +222,32 @@ def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
         _wait(run, running, batch)
     except RunCancelled:
         for one in running:
-            _complete(run, one.prepared.position, one.outcome() if one.over else one.cut_off())
+            if one.over:
+                _finish(run, one)
+            else:
+                _complete(run, one.prepared.position, one.cut_off())
         raise
     except Stopping as stopping:  # what is known is kept; the rest is settled by the next claim
         for one in running:
             if one.call not in stopping.finished and not one.timed_out:
                 break
-            _complete(run, one.prepared.position, one.outcome())
+            _finish(run, one)
         raise
     for one in running:
-        outcome = one.outcome()
-        if _unknown(run, one.prepared, outcome.result):
+        if _unknown(run, one.prepared, one.outcome().result):
             journal.doubt_tool(run, one.prepared.position)
         else:
-            _complete(run, one.prepared.position, outcome)
+            _finish(run, one)
+
+
+def _finish(run: Run, one: _Running) -> None:
+    """Log the result of a call that is over, and take over what it changed; one that was given up changes nothing."""
+    outcome = one.outcome()
+    if not one.timed_out and (faults := one.state.keep(run)):
+        call = one.prepared.call
+        text = f"Tool {call.name} ran, but left a shared state that cannot be stored: {'; '.join(faults)}"
+        outcome = Outcome(error_result(call.id, text, "tool_state_invalid"), outcome.duration_ms)
+    _complete(run, one.prepared.position, outcome)
 
 
 def _unknown(run: Run, prepared: Prepared, result: ToolExecutionResult) -> bool:
@@ -275,6 +267,7 @@ class _Running:
 
     prepared: Prepared
     token: CancellationToken
+    state: CallState
     call: Call[ToolExecutionResult]
     began: int
     until: float | None
@@ -298,33 +291,32 @@ class _Running:
             seconds = prepared.tool.timeout_seconds
             text = f"Tool {prepared.call.name} timed out after {seconds:g} seconds."
             return Outcome(error_result(prepared.call.id, text, "tool_timeout", {"retryable": True}), duration)
-        try:
-            result = self.call.result()
-        except ClaimLost:
-            raise
-        except Exception as error:
-            text = f"Tool execution failed ({prepared.call.name}): {error}"
-            result = error_result(prepared.call.id, text, "tool_execution_failed")
-        return Outcome(result, duration)
+        return Outcome(self.call.result(), duration)
+
+
+def _context(run: Run, prepared: Prepared, state: CallState, token: CancellationToken | None = None) -> ToolContext:
+    position = prepared.position
+    return tool_context(
+        run, prepared.call, state, attempt=journal.attempt_of(run, position), key=journal.key_of(run, position),
+        token=token,
+    )  # fmt: skip
 
 
 def _start(run: Run, prepared: Prepared, token: CancellationToken, *, single: bool) -> _Running:
-    position = prepared.position
-    context = tool_context(
-        run, prepared.call, attempt=journal.attempt_of(run, position), key=journal.key_of(run, position), token=token
-    )
+    state = CallState(run)
+    context = _context(run, prepared, state, token)
 
     def work() -> ToolExecutionResult:
         run.hold.check()
         run.engine.probe("tool", "before")
-        result = prepared.tool.invoke(context, prepared.arguments)
+        result = invoke(prepared.tool, context, prepared.arguments)
         run.engine.probe("tool", "after")
         return result
 
     timeout = prepared.tool.timeout_seconds
     until = None if timeout is None else steady_clock() + timeout
     began = time.monotonic_ns()
-    return _Running(prepared, token, submit(run, work, here=single and timeout is None), began, until)
+    return _Running(prepared, token, state, submit(run, work, here=single and timeout is None), began, until)
 
 
 def _wait(run: Run, running: list[_Running], batch: CancellationToken) -> None:
@@ -349,15 +341,14 @@ def _complete(run: Run, position: int, outcome: Outcome) -> None:
     """Log a result with its `completed` event; the agent's `tool_use_behavior` may make it finish the run."""
     assert run.turn is not None
     call = run.turn.call(position)
-    result = _bounded(_directed(outcome.result), call)
-    if faults := run.drop_unstorable_state():
-        text = f"Tool {call.name} ran, but left a shared state that cannot be stored: {'; '.join(faults)}"
-        result = error_result(call.id, text, "tool_state_invalid")
+    result = _directed(outcome.result)
     reason = run.program.finishing(call.name, result)
     if reason is not None:
         result = result.model_copy(update={"directive": ToolDirective.FINISH})
+    result = _bounded(run, result, call)
+    ends_run = reason is not None and result.directive is ToolDirective.FINISH
     wire = storable(result.to_wire())
-    run.log(["t", run.cycle, position, wire, *([reason] if reason else [])])
+    run.log(["t", run.cycle, position, wire, *([reason] if ends_run else [])])
     declared = run.program.declared(call.name)
     run.emit(
         "tool_call_completed",
@@ -380,11 +371,14 @@ def _directed(result: ToolExecutionResult) -> ToolExecutionResult:
     return result
 
 
-def _bounded(result: ToolExecutionResult, call: ToolCall) -> ToolExecutionResult:
-    if len(result.content) <= MAX_RESULT_CHARS:
+def _bounded(run: Run, result: ToolExecutionResult, call: ToolCall) -> ToolExecutionResult:
+    """A result the model reads on is cut; one that ends the run is its answer, and refused if it is beyond reason."""
+    if result.directive is ToolDirective.CONTINUE:
+        return shortened(result, run.program.workspace, run.cycle, run.hold.check)
+    if len(result.content) <= MAX_ANSWER_CHARS:
         return result
     text = (
-        f"Tool {call.name} returned {len(result.content)} characters, at most {MAX_RESULT_CHARS} fit; "
-        "narrow the request or write the result to a file"
+        f"Tool {call.name} returned {len(result.content)} characters as the answer of the run, at most "
+        f"{MAX_ANSWER_CHARS} fit; write them to a file and answer with its name"
     )
     return error_result(call.id, text, "tool_result_too_large")

@@ -7,6 +7,7 @@ A log entry is one save's worth of items. An item is a small msgpack list whose 
     ["s", segment]                            a segment without an input of its own begins (the budget was raised)
     ["a", cycle, message, usage, source, cache, finish]   the receipt of a model call
     ["b", cycle]                              the program's messages before this cycle's model call are all there
+    ["w", {path: sha}]                        files the model knows whole, by the receipt that follows
     ["t", cycle, position, result, reason?]   the receipt of a tool call; the reason, if the agent's tool_use_behavior
                                               made it finish the run
     ["c", segment, end]                       how a segment will end, once its messages are in the session
@@ -104,9 +105,9 @@ class Transcript:
         self._first: dict[int, int] = {}
         self._begun: dict[int, int] = {}
         self.prepared: set[int] = set()
+        """Cycles whose before-cycle messages are in."""
         self.baselines: dict[str, str] = {}
         """SHA-256 by path of the files the model knows whole."""
-        """Cycles whose before-cycle messages are in."""
         self.entry_n = 0
         self.identity = b""
         """Hash chain over the messages: what a model request is identified by, without reading them again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -28,14 +28,69 @@ class ToolExposure(StrEnum):
     HIDDEN = "hidden"
 
 
+@dataclass(frozen=True, slots=True)
+class SubTaskSpec:
+    """One piece of work for another agent; blank requirements are none."""
+
+    description: str
+    output_requirements: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubTaskRequest:
+    """What `create_sub_task` asks for. `batch` says that the work came as a list, also if it has one entry."""
+
+    agent_id: str
+    tasks: tuple[SubTaskSpec, ...]
+    batch: bool
+    include_main_summary: bool
+    exclude_files_pattern: str | None
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubTaskQuery:
+    """What `sub_task_status` asks for. `message` goes to the only task there is then. Times are in seconds."""
+
+    task_ids: tuple[str, ...]
+    detail_level: Literal["basic", "snapshot"]
+    message: str | None
+    wait_for_response: bool
+    wait: bool
+    check_interval_seconds: int
+    max_wait_seconds: int
+    workspace_file_limit: int
+
+
+class SubTasks(Protocol):
+    """The sub-tasks of a run, as the two built-in tools ask for them.
+
+    `agents` are the ids that may be given work. What goes wrong is raised as `ToolError` with the codes of spec/23 and
+    spec/26; a pattern that is not portable raises `invalid_exclude_files_pattern` when its filter is made.
+    """
+
+    @property
+    def agents(self) -> Collection[str]: ...
+
+    def create(self, context: ToolContext, request: SubTaskRequest) -> ToolExecutionResult:
+        """Start the work; with `wait`, the result is that of the work."""
+        ...
+
+    def status(self, context: ToolContext, query: SubTaskQuery) -> ToolExecutionResult:
+        """How the tasks stand."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToolContext:
     """One call of a tool, as its handler sees it.
 
-    `idempotency_key` is the same in every attempt of the call; `attempt` counts from 1. `shared_state` may be changed
-    and is saved with the call's result; so is `file_baselines` (path -> SHA-256 of a file the model has seen whole).
-    `context` is the host's own object. A handler that works for long watches `cancellation`; right before an effect
-    it calls `check_claim`, which raises when this worker may not act for the run any more: let that pass through.
+    `idempotency_key` is the same in every attempt of the call; `attempt` counts from 1. `shared_state` is a copy that
+    may be changed: what the call changed is merged into the run's and saved with the result. So is `file_baselines`
+    (path -> SHA-256 of a file the model has seen whole).
+    `metadata` is the run's, `context` the host's own object. A handler that works for long watches `cancellation`;
+    right before an effect it calls `check_claim`, which raises when this worker may not act for the run any more: let
+    that pass through.
     """
 
     run_id: str = ""
@@ -48,6 +103,7 @@ class ToolContext:
     idempotency_key: str = ""
     attempt: int = 1
     workspace: WorkspaceBackend | None = None
+    sub_tasks: SubTasks | None = None
     shared_state: dict[str, Any] = field(default_factory=dict)
     file_baselines: dict[str, str] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -64,7 +120,8 @@ IsEnabled = bool | Callable[[Any], bool]
 class Tool(Protocol):
     """What the runtime asks of a tool. `FunctionTool` is the usual one; any object with these members serves.
 
-    `timeout_seconds` is None for no limit. `is_enabled` as a callable gets the enablement context once a run.
+    `timeout_seconds` is None for no limit. `is_enabled` as a callable is asked once, when the run starts, with its
+    `vv_agent.RunContext`: a tool that is not enabled is no tool of the run.
     """
 
     name: str

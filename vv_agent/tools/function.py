@@ -6,20 +6,17 @@ import copy
 import inspect
 import math
 import sys
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from vv_agent._loop import run_async
-from vv_agent.errors import ConfigError, ToolError
+from vv_agent.errors import ConfigError
 from vv_agent.results import ToolExecutionResult
 from vv_agent.tool_metadata import ToolIdempotency, ToolMetadata
-from vv_agent.tools import docstring
 from vv_agent.tools.arguments import check_schema, close
 from vv_agent.tools.base import Arguments, IsEnabled, NeedsApproval, ToolContext, ToolExposure
-from vv_agent.tools.output import error_result, to_result
+from vv_agent.tools.border import bordered
 from vv_agent.tools.signature import read_signature
 
 P = ParamSpec("P")
@@ -82,50 +79,15 @@ class FunctionTool:
         }
 
     def invoke(self, context: ToolContext, arguments: Arguments) -> ToolExecutionResult:
-        """Call the handler and make a result of what it returns or raises.
+        """Call the handler and make a result of what it returns or raises (`bordered` says what passes).
 
-        An awaitable is waited for on the process's loop thread and cancelled with `context.cancellation`. Whatever the
-        handler raises becomes an ERROR result, also what is meant to end a process: only this call asked for it. Two
-        things pass: that the worker's claim is over (`check_claim` raises), and Ctrl-C, which the main thread gets.
+        An awaitable is waited for on an event loop elsewhere and cancelled with `context.cancellation`.
         """
-        try:
-            value = self.handler(context, arguments)
-            if inspect.isawaitable(value):
-                value = run_async(value, cancellation=context.cancellation)
-            return to_result(value, context.tool_call_id)
-        except BaseException as error:
-            context.check_claim()
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                raise
-            return self._failure(context, error)
+        return bordered(self.name, context, lambda: self._handled(context, arguments))
 
-    def _failure(self, context: ToolContext, error: BaseException) -> ToolExecutionResult:
-        if isinstance(error, CancelledError):
-            reason = context.cancellation.reason or "its asynchronous handler was cancelled"
-            return error_result(context.tool_call_id, f"Tool {self.name} was cancelled: {reason}", "tool_cancelled")
-        if not isinstance(error, ToolError):
-            text = f"Tool execution failed ({self.name}): {_told(error)}"
-            return error_result(context.tool_call_id, text, "tool_execution_failed")
-        if not isinstance(error.code, str):
-            text = f"Tool execution failed ({self.name}): {error.message} (its code {error.code!r} is no text)"
-            return error_result(context.tool_call_id, text, "tool_execution_failed")
-        details = {**error.details, **({"retryable": True} if error.retryable else {})}
-        try:
-            return error_result(context.tool_call_id, error.message, error.code, details)
-        except ToolError:  # details without a JSON form
-            return error_result(context.tool_call_id, error.message, error.code)
-
-
-def _told(error: BaseException) -> str:
-    """The error's text; with its class where the text alone says too little."""
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    name = type(error).__name__
-    if not text.strip():
-        return name
-    return text if isinstance(error, Exception) else f"{name}: {text}"
+    def _handled(self, context: ToolContext, arguments: Arguments) -> Any:
+        value = self.handler(context, arguments)
+        return run_async(value, cancellation=context.cancellation) if inspect.isawaitable(value) else value
 
 
 @dataclass(eq=False, kw_only=True)
@@ -205,7 +167,7 @@ def function_tool(
         signature = read_signature(function, namespace)
         return DecoratedTool(
             name=function.__name__ if name is None else name,
-            description=docstring.summary(function.__doc__) if description is None else description,
+            description=signature.summary if description is None else description,
             params_json_schema=signature.schema,
             handler=signature,
             exposure=ToolExposure(exposure),

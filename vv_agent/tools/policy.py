@@ -156,7 +156,7 @@ def _can_use_tool(call: PlannedCall) -> ToolExecutionResult | None:
         return None
     try:
         return None if predicate(call.name, call.arguments) else _denied(call, "can_use_tool")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = f"The policy of tool {call.name} failed, so it was not run: {error}"
         return error_result(call.tool_call_id, text, "tool_orchestrator_error")
 
@@ -203,7 +203,7 @@ CHECKS: tuple[Check, ...] = (
     _exists,
     *_METADATA,
 )
-"""The order of the wire (spec/24): it decides what an unwanted call is told."""
+"""The order of the wire (spec/24): it decides what an unwanted call is told. Approval comes after the last one."""
 
 
 def _declares(call: PlannedCall) -> bool:

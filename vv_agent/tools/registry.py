@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from vv_agent.errors import ConfigError, ToolError, ToolNotFoundError
+from vv_agent.errors import ConfigError, ToolNotFoundError
 from vv_agent.messages import ToolCall
 from vv_agent.results import ToolExecutionResult
-from vv_agent.tools.arguments import mismatch, parse_arguments, validate
 from vv_agent.tools.base import Arguments, Tool, ToolContext, ToolExposure
 from vv_agent.tools.function import FunctionTool
-from vv_agent.tools.output import error_result
+from vv_agent.tools.orchestrator import ToolOrchestrator
 
 ToolSpec = FunctionTool
 """What `ToolRegistry.register` takes in most programs; any `Tool` will do."""
@@ -82,10 +81,18 @@ class ToolRegistry:
             return copy.deepcopy(self._schemas[name])
         return self.get(name).to_openai_schema()
 
+    def replaced_schemas(self) -> dict[str, dict[str, Any]]:
+        """The registered schemas by name."""
+        return copy.deepcopy(self._schemas)
+
     def list_openai_schemas(self, *, tool_names: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """The schemas of all tools, or of the named ones in that order; hidden tools are left out."""
         names = self._tools if tool_names is None else list(tool_names)
         return [self.get_schema(name) for name in names if not self._is_hidden(self.get(name))]
+
+    def shown_tools(self) -> list[Tool]:
+        """The tools that are not hidden from the model."""
+        return [tool for tool in self._tools.values() if not self._is_hidden(tool)]
 
     def list_tool_names(self) -> list[str]:
         return list(self._tools)
@@ -99,15 +106,9 @@ class ToolRegistry:
 
         What is wrong with the call is a result with status ERROR.
         """
-        try:
-            arguments = parse_arguments(call.arguments)
-            tool = self.get(call.name)
-        except ToolError as error:
-            return error_result(call.id, error.message, error.code)
-        if issues := validate(arguments, self.get_schema(call.name)["function"].get("parameters", {})):
-            return mismatch(call.id, issues)
-        described = replace(context, tool_call_id=call.id, tool_name=call.name, raw_arguments=call.arguments)
-        return tool.invoke(described, arguments)
+        known = self.has_tool(call.name) or call.name in self._schemas
+        parameters = self.get_schema(call.name)["function"].get("parameters", {}) if known else {}
+        return ToolOrchestrator(self._tools, parameters={call.name: parameters}).execute(call, context)
 
     def _is_hidden(self, tool: Tool) -> bool:
         return tool.name in self._hidden or tool.exposure is ToolExposure.HIDDEN

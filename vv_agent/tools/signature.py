@@ -15,16 +15,17 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from vv_agent import _pointer
 from vv_agent.errors import ConfigError, ToolError
-from vv_agent.tools import docstring
 from vv_agent.tools.arguments import close
 from vv_agent.tools.base import Arguments, ToolContext
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The parameters of `function`; `schema` describes all but the one that takes the `ToolContext`."""
+    """The parameters of `function`; `schema` describes all but the one that takes the `ToolContext`. `summary` is the
+    first paragraph of the docstring on one line."""
 
     function: Callable[..., Any]
+    summary: str
     schema: dict[str, Any]
     _model: type[BaseModel]
     _parameters: tuple[inspect.Parameter, ...]
@@ -82,7 +83,8 @@ def read_signature(function: Callable[..., Any], namespace: Mapping[str, Any]) -
         schema = model.model_json_schema(schema_generator=_PlainSchema)
     except PydanticUserError as error:
         raise _invalid(function, f"a type hint has no JSON form: {error.message}") from error
-    return Signature(function, _described(schema, function), model, parameters, context)
+    summary, descriptions = _documentation(function.__doc__)
+    return Signature(function, summary, _described(schema, descriptions), model, parameters, context)
 
 
 class _PlainSchema(GenerateJsonSchema):
@@ -94,13 +96,30 @@ class _PlainSchema(GenerateJsonSchema):
         return False
 
 
-def _described(schema: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+def _documentation(docstring: str | None) -> tuple[str, dict[str, str]]:
+    """The first paragraph, and the descriptions of the parameters (Google, Sphinx, NumPy and Epydoc forms)."""
+    if not docstring:
+        return "", {}
+    from docstring_parser import ParseError, parse
+
+    try:
+        parsed = parse(docstring)
+    except ParseError:  # a docstring of no known form still describes the tool
+        return " ".join(inspect.cleandoc(docstring).split("\n\n")[0].split()), {}
+    paragraphs = "\n".join(filter(None, (parsed.short_description, parsed.long_description))).split("\n\n")
+    summary = (parsed.short_description if parsed.blank_after_short_description else paragraphs[0]) or ""
+    return " ".join(summary.split()), {
+        item.arg_name: " ".join((item.description or "").split()) for item in parsed.params
+    }
+
+
+def _described(schema: dict[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
     """The closed schema with the docstring's descriptions where the hints gave none."""
     schema = close(schema)
     for named in (schema, *schema.get("$defs", {}).values()):
         named.pop("title", None)
     schema.setdefault("properties", {})
-    for name, text in docstring.parameters(function.__doc__).items():
+    for name, text in descriptions.items():
         if name in schema["properties"] and text:
             schema["properties"][name].setdefault("description", text)
     return schema

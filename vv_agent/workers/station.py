@@ -19,6 +19,7 @@ from vv_agent.runtime.advance import Advanced, advance
 from vv_agent.runtime.owner import is_dead, process_host, process_owner
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.settings import Settings
+from vv_agent.tools.builtin.processes import background
 
 log = logging.getLogger("vv_agent.worker")
 
@@ -139,7 +140,7 @@ class Station:
             if step is None or not step.next:
                 return
             recipe = step.next[0]
-            if self._hand_on(recipe) or step.what != "committed" or not stays or self.stopping.is_set():
+            if self._hand_on(recipe, stays) or step.what != "committed" or not stays or self.stopping.is_set():
                 return
 
     def _advance(self, recipe: CycleRecipe, stays: bool) -> Advanced | None:
@@ -156,8 +157,11 @@ class Station:
             self.patiently(lambda: self.store.defer(recipe.key, recipe.cycle, "the worker stopped", 0))
         return step
 
-    def _hand_on(self, recipe: CycleRecipe) -> bool:
-        return self.dispatcher is not None and self.dispatcher.dispatch(recipe)
+    def _hand_on(self, recipe: CycleRecipe, stays: bool) -> bool:
+        """Whether another worker was told. A run with commands in the background goes on where they are."""
+        if self.dispatcher is None or (stays and background.has_live(recipe.key)):
+            return False
+        return self.dispatcher.dispatch(recipe)
 
     def _commit(self, stays: bool) -> Commit:
         hold = self.dispatcher.hold_ms if self.dispatcher is not None else 0

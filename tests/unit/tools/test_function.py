@@ -130,6 +130,33 @@ def test_sphinx_descriptions_are_read_too() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "summary", "described"),
+    [
+        (
+            "Do it.\n\n    More.\n\n    Args:\n        a (int): first,\n            really\n    ",
+            "Do it.",
+            "first, really",
+        ),
+        (
+            "Do it\n    in two lines.\n\n    Parameters\n    ----------\n    a : int\n        first\n    ",
+            "Do it in two lines.",
+            "first",
+        ),
+        ("Do: it.\n\n    Args:\n        b: of nobody\n        broken(\n    ", "Do: it.", None),
+        ("", "", None),
+        (None, "", None),
+    ],
+)
+def test_docstrings_of_every_form_describe(text: str | None, summary: str, described: str | None) -> None:
+    def act(a: int) -> None: ...
+
+    act.__doc__ = text
+    tool = function_tool(act)
+    assert tool.description == summary
+    assert tool.params_json_schema["properties"]["a"].get("description") == described
+
+
 def test_every_option_arrives() -> None:
     metadata = ToolMetadata(side_effect=ToolSideEffect.NETWORK)
     needs = lambda context, arguments: True  # noqa: E731

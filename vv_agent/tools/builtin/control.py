@@ -1,4 +1,4 @@
-"""`task_finish`: the model says that it is done."""
+"""`task_finish` and `ask_user`: the model says that it is done, or that it cannot go on alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ def _open_todos(shared_state: dict[str, Any]) -> list[str]:
 
 task_finish = BuiltinTool(
     name="task_finish",
-    description="Finish the task.",
+    description=(
+        "Finish the task. Call it once, when the work is done and checked. `message` is the answer the user reads: "
+        "what was done and what came of it. `exposed_files` lists the files of the workspace the user should look "
+        "at. While todos are open the call is refused; complete them, or pass require_all_todos_completed=false if "
+        "they no longer matter."
+    ),
     parameters={
         "type": "object",
         "properties": {
@@ -49,5 +54,42 @@ task_finish = BuiltinTool(
         "required": [],
     },
     handler=_finish,
+    tool_metadata=ToolMetadata(ToolSideEffect.NONE, ToolIdempotency.SUPPORTED, terminal=True),
+)
+
+
+def _ask(context: ToolContext, arguments: Arguments) -> ToolExecutionResult:
+    asked: dict[str, Any] = {
+        "question": arguments["question"].strip() or "Need user input",
+        "selection_type": arguments.get("selection_type", "single"),
+        "allow_custom_options": arguments.get("allow_custom_options", False),
+    }
+    if options := list(dict.fromkeys(filter(None, (option.strip() for option in arguments.get("options", []))))):
+        asked["options"] = options
+    return ToolExecutionResult(
+        tool_call_id=context.tool_call_id, content=json_text(asked), directive=ToolDirective.WAIT_USER, metadata=asked
+    )
+
+
+ask_user = BuiltinTool(
+    name="ask_user",
+    description=(
+        "Ask the user and wait for the answer, which comes as the next message. Use it when something you need is "
+        "missing or a decision is the user's to make, not for what you can find out yourself. Put everything you "
+        "need to know into one `question`. `options` are answers to choose from, one (`single`) or several "
+        "(`multi`) of them by `selection_type`; allow_custom_options=true lets the user write another one. Calls "
+        "after it in the same turn are skipped."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "question": {"type": "string"},
+            "options": {"type": "array", "items": {"type": "string"}},
+            "selection_type": {"type": "string", "enum": ["single", "multi"]},
+            "allow_custom_options": {"type": "boolean"},
+        },
+        "required": ["question"],
+    },
+    handler=_ask,
     tool_metadata=ToolMetadata(ToolSideEffect.NONE, ToolIdempotency.SUPPORTED, terminal=True),
 )
