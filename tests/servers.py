@@ -11,6 +11,7 @@ import importlib.util
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -79,6 +80,27 @@ def redis_url() -> str | None:
         MISSING["redis"] = "no Redis at 127.0.0.1:6379 and no bundled one (set VV_TEST_REDIS_URL)"
         return None
     return _bundled_url()
+
+
+@functools.cache
+def s3_url() -> str | None:
+    """An S3 server for tests: moto's, in a process of its own; it ends with this process."""
+    if importlib.util.find_spec("moto") is None:
+        MISSING["s3"] = "the moto package is not installed (it is among the dev requirements)"
+        return None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    atexit.register(server.kill)
+    _RUNNING.append(server)
+    deadline = time.monotonic() + 60
+    while not _listens("127.0.0.1", port):
+        assert server.poll() is None, "moto's server did not start"
+        assert time.monotonic() < deadline, "moto's server did not listen"
+        time.sleep(0.05)
+    return f"http://127.0.0.1:{port}"
 
 
 _RUNNING: list[subprocess.Popen[bytes]] = []

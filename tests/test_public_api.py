@@ -39,7 +39,6 @@ CAPABILITIES: dict[Later, str] = {
     SESSIONS: "tracing.span tracing.sink tracing.jsonl_exporter",
     RUNTIME: "tools.orchestrator runtime_backend.agent_runtime runtime_backend.cycle_runner "
     "runtime_backend.tool_call_runner",
-    TOOLS: "workspace.memory workspace.s3 workspace.discovery_filter workspace.portable_regex_error",
     MEMORY: "run_config.context_provider",
 }
 DOMAINS: dict[str, Later] = {

@@ -20,7 +20,7 @@ WHOLE_FILES = {
     for issue, reason, names in (
         ("control", "hooks, guardrails and output validation", "after_cycle_hook.json output_validation.json"),
         ("control", "completion rules beyond tools and limits", "completion_policy.json runner_terminal.json"),
-        ("control", "hand-offs and sub-agents", "handoff_contract.json configured_sub_agent.json"),
+        ("control", "hand-offs and sub-agents", "handoff_contract.json"),
         ("control", "hand-offs and sub-agents", "public_configured_sub_agent.json manager_tool_envelope.json"),
         ("control", "sessions", "session_codec.json session_items.jsonl runner_session_messages.jsonl"),
         ("control", "sessions", "session_sqlite_canonical.sql"),

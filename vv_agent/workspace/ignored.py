@@ -1,0 +1,72 @@
+"""Which files the `.gitignore` files of a workspace leave out. The home of pathspec."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vv_agent.errors import ToolError
+from vv_agent.workspace.base import WorkspaceBackend
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+LARGEST = 2**20
+"""Bytes of the largest `.gitignore` that is read."""
+
+
+class Ignored:
+    """The rules of all `.gitignore` files from the root down, read when a folder is first asked about.
+
+    The rules of the deepest file that says something about a path count, as in git; a file below an ignored folder is
+    ignored.
+    """
+
+    def __init__(self, workspace: WorkspaceBackend) -> None:
+        self._workspace = workspace
+        self._specs: dict[str, GitIgnoreSpec | None] = {}
+        self._folders: dict[str, bool] = {"": False}
+
+    def folder(self, path: str) -> bool:
+        """Whether a folder is ignored, by itself or with one above it."""
+        if path not in self._folders:
+            self._folders[path] = self.folder(_above(path)) or self._ignored(path, path + "/")
+        return self._folders[path]
+
+    def file(self, path: str) -> bool:
+        """Whether a file is ignored."""
+        return self.folder(_above(path)) or self._ignored(path, path)
+
+    def _ignored(self, path: str, asked: str) -> bool:
+        above = _above(path)
+        while True:
+            if (spec := self._spec(above)) is not None:
+                said = spec.check_file(asked[len(above) + 1 :] if above else asked).include
+                if said is not None:
+                    return said
+            if not above:
+                return False
+            above = _above(above)
+
+    def _spec(self, folder: str) -> GitIgnoreSpec | None:
+        if folder not in self._specs:
+            self._specs[folder] = self._read(f"{folder}/.gitignore" if folder else ".gitignore")
+        return self._specs[folder]
+
+    def _read(self, path: str) -> GitIgnoreSpec | None:
+        try:
+            info = self._workspace.file_info(path)
+            if info is None or not info.is_file or info.size > LARGEST:
+                return None
+            text = self._workspace.read_text(path)
+        except ToolError:
+            return None
+        from pathspec import GitIgnoreSpec
+
+        try:
+            return GitIgnoreSpec.from_lines(text.removeprefix("\ufeff").split("\n"))
+        except ValueError:  # a line that is no pattern
+            return None
+
+
+def _above(path: str) -> str:
+    return path.rpartition("/")[0]
