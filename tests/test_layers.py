@@ -33,7 +33,7 @@ HOMES = {
     "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql"),
     "boto3": ("workspace.s3",),
     "botocore": ("workspace.s3",),
-    "regex": ("workspace.portable", "tools.builtin"),
+    "regex": ("workspace.portable", "tools.builtin.patterns"),
     "pathspec": ("workspace.ignored",),
     "httpx": ("llm.openai_compatible",),
     "httpx_sse": ("llm.openai_compatible",),

@@ -10,7 +10,8 @@ from vv_agent.tools.arguments import check_schema
 from vv_agent.tools.builtin import build_default_registry
 
 FIXTURE = load("builtin_tools.json")
-BUILT = ("task_finish", "read_file", "write_file")
+FILE_TOOLS = ("find_files", "file_info", "read_file", "write_file", "edit_file", "search_files", "read_image")
+BUILT = ("task_finish", *FILE_TOOLS)
 NAMES = [tool["name"] for tool in FIXTURE["tools"]]
 CASES = Cases(
     "builtin_tools.json",

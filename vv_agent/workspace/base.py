@@ -66,6 +66,10 @@ class WorkspaceBackend(ABC):
         """This workspace for a run that may also use paths outside it; the same one where there is no outside."""
         return self
 
+    def shows(self, path: str) -> bool:
+        """Whether listings have the file at this canonical path."""
+        return True
+
     def walk(self, base: str, enter: Callable[[str], bool] = everywhere) -> Iterator[Walked]:
         """The files below `base` in the order of their paths, found one by one: whoever stops early saves the rest.
 

@@ -45,12 +45,11 @@ class DiscoveryFilteredWorkspaceBackend(WorkspaceBackend):
         return DiscoveryFilteredWorkspaceBackend(self.inner.outside(), self.pattern)
 
     def shows(self, path: str) -> bool:
-        """Whether listings have the file."""
         try:
             name = key(path)
         except ToolError:  # it is no text
             name = path
-        return not self._search(name)
+        return not self._search(name) and self.inner.shows(path)
 
     def list_files(self, base: str, glob: str) -> list[str]:
         return [path for path in self.inner.list_files(base, glob) if self.shows(path)]

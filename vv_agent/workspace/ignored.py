@@ -15,16 +15,21 @@ LARGEST = 2**20
 
 
 class Ignored:
-    """The rules of all `.gitignore` files from the root down, read when a folder is first asked about.
+    """The rules of all `.gitignore` files from the root down, for what is below `base` (its canonical path, "" is the
+    root); read when a folder is first asked about.
 
     The rules of the deepest file that says something about a path count, as in git; a file below an ignored folder is
-    ignored.
+    ignored. Where `base` itself is ignored, only the rules from there down count: it was asked for by name.
     """
 
-    def __init__(self, workspace: WorkspaceBackend) -> None:
+    def __init__(self, workspace: WorkspaceBackend, base: str = "") -> None:
         self._workspace = workspace
         self._specs: dict[str, GitIgnoreSpec | None] = {}
         self._folders: dict[str, bool] = {"": False}
+        self._floor = ""
+        if self.folder(base):
+            self._folders = {base: False}
+            self._floor = base
 
     def folder(self, path: str) -> bool:
         """Whether a folder is ignored, by itself or with one above it."""
@@ -36,6 +41,14 @@ class Ignored:
         """Whether a file is ignored."""
         return self.folder(_above(path)) or self._ignored(path, path)
 
+    def applies_above(self, base: str) -> bool:
+        """Whether a `.gitignore` above the base says anything about what is below it."""
+        while base != self._floor:
+            base = _above(base)
+            if self._spec(base) is not None:
+                return True
+        return False
+
     def _ignored(self, path: str, asked: str) -> bool:
         above = _above(path)
         while True:
@@ -43,7 +56,7 @@ class Ignored:
                 said = spec.check_file(asked[len(above) + 1 :] if above else asked).include
                 if said is not None:
                     return said
-            if not above:
+            if above == self._floor:
                 return False
             above = _above(above)
 

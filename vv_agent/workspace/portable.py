@@ -34,7 +34,7 @@ class Token(NamedTuple):
 
 _TOKEN = re.compile(
     r"(?P<escape>\\(?:[dDwWsSbBntrf]|[!-/:-@\[-`{-~]))"
-    r"|(?P<class>\[\^?\]?(?:[^\]\[\\]|\\(?:[dDwWsSntrf]|[!-/:-@\[-`{-~]))*\])"
+    r"|(?P<class>\[\^?(?!-)(?:[^\]\[\\]|\\(?:[dDwWsSntrf]|[!-/:-@\[-`{-~]))+\])"
     r"|(?P<repeat>(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})\??)"
     r"|(?P<other>\((?:\?:)?(?!\?)|[^\\\[{*+?(])",
     re.DOTALL,
