@@ -81,10 +81,12 @@ class Selection:
 
     def takes(self, path: str) -> bool:
         """Whether a file met on a walk that asked `enters` belongs to the selection, sensitive or not."""
-        return self._shows(path) and self.fits(path) and not (self._ignored is not None and self._ignored.file(path))
+        return self.fits(path) and not (self._ignored is not None and self._ignored.file(path))
 
     def fits(self, path: str) -> bool:
-        """Whether the path matches the glob, and listings of the workspace show it."""
+        """Whether the path is not hidden, matches the glob, and listings of the workspace show it."""
+        if not self._shows(path):
+            return False
         if self._matches is not None and not self._matches(path[len(self._prefix) :]):
             return False
         return self.workspace.shows(path)
