@@ -94,6 +94,10 @@ class WorkspaceBackend(ABC):
     def read_bytes(self, path: str) -> bytes:
         """The file as it is."""
 
+    def read_found(self, path: str) -> bytes:
+        """The file at a path that a walk gave; what is a link there by now may be refused."""
+        return self.read_bytes(path)
+
     @abstractmethod
     def write_text(self, path: str, content: str, *, append: bool = False) -> int:
         """Write `content` as UTF-8, replacing the file or adding to its end; the number of bytes written.

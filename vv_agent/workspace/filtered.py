@@ -63,6 +63,9 @@ class DiscoveryFilteredWorkspaceBackend(WorkspaceBackend):
     def read_bytes(self, path: str) -> bytes:
         return self.inner.read_bytes(path)
 
+    def read_found(self, path: str) -> bytes:
+        return self.inner.read_found(path)
+
     def write_text(self, path: str, content: str, *, append: bool = False) -> int:
         return self.inner.write_text(path, content, append=append)
 

@@ -24,12 +24,11 @@ class Ignored:
 
     def __init__(self, workspace: WorkspaceBackend, base: str = "") -> None:
         self._workspace = workspace
-        self._specs: dict[str, GitIgnoreSpec | None] = {}
+        self._chains: dict[str, tuple[tuple[str, GitIgnoreSpec], ...]] = {}
         self._folders: dict[str, bool] = {"": False}
         self._floor = ""
         if self.folder(base):
-            self._folders = {base: False}
-            self._floor = base
+            self._folders, self._chains, self._floor = {base: False}, {}, base
 
     def folder(self, path: str) -> bool:
         """Whether a folder is ignored, by itself or with one above it."""
@@ -39,31 +38,27 @@ class Ignored:
 
     def file(self, path: str) -> bool:
         """Whether a file is ignored."""
-        return self.folder(_above(path)) or self._ignored(path, path)
+        above = _above(path)
+        return self.folder(above) or (self._chain(above) != () and self._ignored(path, path))
 
     def applies_above(self, base: str) -> bool:
         """Whether a `.gitignore` above the base says anything about what is below it."""
-        while base != self._floor:
-            base = _above(base)
-            if self._spec(base) is not None:
-                return True
-        return False
+        return base != self._floor and bool(self._chain(_above(base)))
 
     def _ignored(self, path: str, asked: str) -> bool:
-        above = _above(path)
-        while True:
-            if (spec := self._spec(above)) is not None:
-                said = spec.check_file(asked[len(above) + 1 :] if above else asked).include
-                if said is not None:
-                    return said
-            if above == self._floor:
-                return False
-            above = _above(above)
+        for above, spec in self._chain(_above(path)):
+            said = spec.check_file(asked[len(above) + 1 :] if above else asked).include
+            if said is not None:
+                return said
+        return False
 
-    def _spec(self, folder: str) -> GitIgnoreSpec | None:
-        if folder not in self._specs:
-            self._specs[folder] = self._read(f"{folder}/.gitignore" if folder else ".gitignore")
-        return self._specs[folder]
+    def _chain(self, folder: str) -> tuple[tuple[str, GitIgnoreSpec], ...]:
+        """The rules that may say something about what is in a folder, from the deepest up."""
+        if folder not in self._chains:
+            spec = self._read(f"{folder}/.gitignore" if folder else ".gitignore")
+            above = () if folder == self._floor else self._chain(_above(folder))
+            self._chains[folder] = above if spec is None else ((folder, spec), *above)
+        return self._chains[folder]
 
     def _read(self, path: str) -> GitIgnoreSpec | None:
         try:

@@ -89,6 +89,11 @@ class LocalWorkspaceBackend(WorkspaceBackend):
         with self._mapped(path), self._parent(path) as (folder, name):
             return descriptors.read(folder, name)
 
+    def read_found(self, path: str) -> bytes:
+        *folders, name = Path(path).parts if path.startswith("/") else path.split("/")
+        with self._mapped(path), self._folder(tuple(folders)) as folder:
+            return descriptors.read(folder, name)
+
     def write_text(self, path: str, content: str, *, append: bool = False) -> int:
         data = encoded(content)
         before = self.read_bytes(path) if append and self.is_file(path) else b""
@@ -159,11 +164,14 @@ class LocalWorkspaceBackend(WorkspaceBackend):
         try:
             if "\0" in path:
                 raise ValueError("NUL byte")
-            resolved = os.path.realpath(os.path.normpath(self.root / os.path.expanduser(path)))
+            root = str(self.root)
+            resolved = os.path.realpath(os.path.normpath(os.path.join(root, os.path.expanduser(path))))
             os.fsencode(resolved)
-            if self.allow_outside_root and not Path(resolved).is_relative_to(self.root):
+            if os.path.commonpath((root, resolved)) == root:
+                return tuple(part for part in resolved[len(root) :].split("/") if part)
+            if self.allow_outside_root:
                 return Path(resolved).parts
-            return Path(resolved).relative_to(self.root).parts
+            raise _escapes(path)
         except (ValueError, RuntimeError):
             raise _escapes(path) from None
         except OSError as error:
@@ -221,24 +229,21 @@ class LocalWorkspaceBackend(WorkspaceBackend):
     def _listed(self, folder: int, prefix: str) -> list[_Entry]:
         """What is in an open folder, in the order of full paths."""
         with os.scandir(folder) as entries:
-            return sorted(found for entry in entries if (found := self._entry(entry, prefix)) is not None)
-
-    def _entry(self, entry: os.DirEntry[str], prefix: str) -> _Entry | None:
-        """One entry, None for what is not shown. It may vanish while it is looked at."""
-        try:
-            if entry.is_dir(follow_symlinks=False):
-                return entry.name + "/", None, False
-            if is_ours(entry.name):
-                return None
-            if entry.is_file(follow_symlinks=False):
-                return entry.name, entry.stat(follow_symlinks=False), False
-            if entry.is_symlink():
-                status = self._status(self._locate(prefix + entry.name))
-                if status is not None and stat.S_ISREG(status.st_mode):
-                    return entry.name, status, True
-        except (OSError, ToolError):
-            pass
-        return None
+            found: list[_Entry] = []
+            for entry in entries:
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        found.append((entry.name + "/", None, False))
+                    elif entry.is_file(follow_symlinks=False):
+                        if not is_ours(entry.name):
+                            found.append((entry.name, entry.stat(follow_symlinks=False), False))
+                    elif entry.is_symlink():
+                        status = self._status(self._locate(prefix + entry.name))
+                        if status is not None and stat.S_ISREG(status.st_mode):
+                            found.append((entry.name, status, True))
+                except (OSError, ToolError):  # it vanished while it was looked at
+                    continue
+            return sorted(found)
 
     @staticmethod
     def _prefix(parts: tuple[str, ...]) -> str:

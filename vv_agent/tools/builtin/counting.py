@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ class Search:
     def text(self, path: str) -> str | None:
         """The text of a file; None when it is binary, too large or cannot be read."""
         try:
-            return decoded(self.selection.workspace.read_bytes(path))
+            return decoded(self.selection.workspace.read_found(path))
         except ToolError:
             return None
 
@@ -126,27 +127,26 @@ def _by_ripgrep(search: Search) -> Counts | None:
     if selection.is_file or selection.root.startswith("/") or not os.path.isdir(folder):
         return None
     command = [program, *_options(search), "-e", pattern.ripgrep, "--", f"./{selection.root}"]
-    running = subprocess.Popen(
-        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    forget = search.cancellation.on_cancel(running.kill)
-    try:
-        output, problems = running.communicate(timeout=max(0.0, search.ends - time.monotonic()))
-        complete = True
-    except subprocess.TimeoutExpired:
-        running.kill()
-        output, problems = running.communicate()
-        complete = False
-    finally:
-        forget()
-        running.kill()
-        running.wait()
+    with tempfile.TemporaryFile() as output:  # not a pipe, which would wake us for every file
+        running = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE)
+        forget = search.cancellation.on_cancel(running.kill)
+        try:
+            problems = running.communicate(timeout=max(0.0, search.ends - time.monotonic()))[1]
+            complete = True
+        except subprocess.TimeoutExpired:
+            problems, complete = b"", False
+        finally:
+            forget()
+            running.kill()
+            running.communicate()
+        output.seek(0)
+        said = output.read()
     search.over()
     if complete and running.returncode not in (0, 1) and problems.strip():  # a pattern too large for it, an old version
         return None
-    listed = output.rpartition(b"\n\n")[0] if complete else output
+    listed = said.rpartition(b"\n\n")[0] if complete else said
     counted = Counts(list(_read(search, listed)), complete=complete)
-    files = re.search(rb"^(\d+) files searched$", output[len(listed) :], re.MULTILINE)
+    files = re.search(rb"^(\d+) files searched$", said[len(listed) :], re.MULTILINE)
     counted.searched = int(files[1]) if files else len(counted.files)
     counted.files.sort()
     return _recounted(search, counted) if pattern.multiline else counted

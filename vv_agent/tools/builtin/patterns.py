@@ -64,18 +64,27 @@ class Pattern:
 
     def lines(self, text: str) -> Iterator[int]:
         """The numbers, from 0, of the lines that match."""
-        if (
-            self.ripgrep is not None
-            and not self.literal
-            and self.search(text, timeout=SECONDS, concurrent=True) is None
-        ):
+        if self.ripgrep is None:
+            for number, line in enumerate(lines_of(text)):
+                if self._finds(line.removesuffix("\r")):
+                    yield number
             return
-        if self.literal and not self.insensitive and self.ripgrep is not None and self.ripgrep not in text:
-            return
-        search, strip = self.search, self.ripgrep is None
-        for number, line in enumerate(lines_of(text)):
-            if search(line.removesuffix("\r") if strip else line, timeout=SECONDS, concurrent=True) is not None:
+        number, start = 0, 0
+        while (match := self.search(text, start, timeout=SECONDS, concurrent=True)) is not None:
+            at = match.start()  # no line before the one with `at` matches; that one may, or the match goes beyond it
+            number += text.count("\n", start, at)
+            start = max(start, text.rfind("\n", start, at) + 1)
+            if start == len(text):
+                return
+            end = text.find("\n", at)
+            if self._finds(text[start : end if end >= 0 else None]):
                 yield number
+            if end < 0:
+                return
+            number, start = number + 1, end + 1
+
+    def _finds(self, line: str) -> bool:
+        return self.search(line, timeout=SECONDS, concurrent=True) is not None
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
         """Where the matches of a multiline search are; an empty match at the very end is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ _SENSITIVE = _words(".env .npmrc .pypirc .netrc credentials id_rsa id_dsa id_ecd
 _SENSITIVE_SUFFIXES = (".env", ".key", ".pem", ".p8", ".p12", ".pfx")
 _EXAMPLES = frozenset({".env.example", ".env.sample", ".env.template"})
 _SECRET_FOLDERS = _words(".config config configs keys secrets .ssh .aws .gcp")
-_SECRET_WORDS = ("credential", "secret", "token", "private_key")
+_SECRET_WORDS = re.compile("credential|secret|token|private_key")
 
 
 @dataclass
@@ -107,15 +108,10 @@ class Selection:
 
 def sensitive(path: str) -> bool:
     """Whether a file's name says that it holds credentials."""
-    *folders, name = path.lower().split("/")
-    if name in _EXAMPLES:
-        return False
-    return (
-        name in _SENSITIVE
-        or name.startswith((".env.", "secret.", "secrets."))
-        or name.endswith(_SENSITIVE_SUFFIXES)
-        or (not _SECRET_FOLDERS.isdisjoint(folders) and any(word in name for word in _SECRET_WORDS))
-    )
+    name = path[path.rfind("/") + 1 :].lower()
+    if name in _SENSITIVE or name.startswith((".env.", "secret.", "secrets.")) or name.endswith(_SENSITIVE_SUFFIXES):
+        return name not in _EXAMPLES
+    return _SECRET_WORDS.search(name) is not None and not _SECRET_FOLDERS.isdisjoint(path.lower().split("/")[:-1])
 
 
 TYPES: dict[str, tuple[str, ...]] = {
