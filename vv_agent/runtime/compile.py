@@ -21,6 +21,7 @@ from vv_agent.llm.settings import ModelSettings
 from vv_agent.runtime.program import BEFORE_SLOT, MODEL_SLOT, PROVIDER_SLOT, RECONCILE_SLOT, Program, tool_slot
 from vv_agent.tools.base import Tool
 from vv_agent.tools.builtin import build_default_registry
+from vv_agent.tools.builtin.images import read_image
 from vv_agent.tools.policy import ApprovalPolicy, ToolPolicy, merge_policies
 from vv_agent.workspace import LocalWorkspaceBackend, WorkspaceBackend
 
@@ -56,6 +57,8 @@ def compile_run(layers: Layers, text: str, *, run_id: str, workspace: str | Path
     if policy.approval is ApprovalPolicy.ALWAYS:
         raise ConfigError("approval_unavailable", "ToolPolicy(approval='always') needs approvals, not available yet")
     tools = [tool for tool in _tools(agent) if _enabled(tool, config.context)]
+    if not resolved.native_multimodal:
+        tools = [tool for tool in tools if tool is not read_image]
     files = config.workspace_backend or LocalWorkspaceBackend(config.workspace or workspace or DEFAULT_WORKSPACE)
     context = RunContext(
         run_id=run_id, agent_name=agent.name, model=str(ref), workspace=str(config.workspace or workspace or ""),

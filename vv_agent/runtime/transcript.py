@@ -8,6 +8,7 @@ A log entry is one save's worth of items. An item is a small msgpack list whose 
     ["b", cycle]                              the program's messages before this cycle's model call are all there
     ["t", cycle, position, result, reason?]   the receipt of a tool call; the reason, if the agent's tool_use_behavior
                                               made it finish the run
+    ["p", cycle, position]                    the image of a tool's result, shown to a model that takes images
     ["e", segment, end]                       how a segment ended; its answer is ["text", cycle],
                                               ["result", cycle, position] or a plain text
 
@@ -100,9 +101,9 @@ class Transcript:
         self.inputs: dict[int, str] = {}
         self._begun: dict[int, int] = {}
         self.prepared: set[int] = set()
-        self.baselines: dict[str, str] = {}
-        """SHA-256 by path of the files the model knows whole."""
         """Cycles whose before-cycle messages are in."""
+        self.baselines: dict[str, str] = {}
+        """SHA-256 by path of the files the model knows (`tools.builtin.baselines`)."""
         self.entry_n = 0
         self.identity = b""
         """Hash chain over the messages: what a model request is identified by, without reading them again."""
@@ -137,6 +138,8 @@ class Transcript:
                     turn.reasons[position] = reason[0]
                 message = tool_message(result)
                 self._append(message.to_wire(), message)
+            case ["p", cycle, position]:
+                self._append(picture(self.turns[cycle].results[position]).to_wire())
             case ["e", segment, end]:
                 self.ends[segment] = end
             case _:
@@ -179,6 +182,12 @@ def tool_message(result: Mapping[str, Any]) -> Message:
     return Message(
         role="tool", content=result["content"], tool_call_id=result["tool_call_id"], image_url=result.get("image_url")
     )
+
+
+def picture(result: Mapping[str, Any]) -> Message:
+    """The message that shows the image of a tool's result."""
+    where = result.get("image_path") or result["image_url"]
+    return Message(role="user", content=f"The image you asked for: {where}", image_url=result["image_url"])
 
 
 def tool_answer(result: Mapping[str, Any]) -> str:
