@@ -83,7 +83,8 @@ def _searches(root: Path, size: int, rounds: int) -> Iterator[Figure]:
 
 def _listing(root: Path, size: int, rounds: int) -> Iterator[Figure]:
     ours, theirs = _alternately(rounds, lambda: _call(root, "find_files"), lambda: _ripgrep(root, ["rg", "--files"]))
-    yield from _judged(f"find, {size} files", size, ours, theirs)
+    note = f"{ours:.1f} ms, ripgrep {theirs:.1f} ms, which does not sort by time; at most 50,000 files are looked at"
+    yield Figure(f"find, {size} files", ours / theirs, "x", None, note)
     whole = _timed(lambda: _call(root, "find_files", scan_limit=10**7))
     yield Figure(f"find, {size} files, no scan limit", whole, "ms", None, "once")
 

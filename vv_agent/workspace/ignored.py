@@ -26,6 +26,8 @@ class Ignored:
         self._workspace = workspace
         self._chains: dict[str, tuple[tuple[str, GitIgnoreSpec], ...]] = {}
         self._folders: dict[str, bool] = {"": False}
+        self._rules: dict[str, tuple[tuple[str, GitIgnoreSpec], ...] | None] = {}
+        """Per folder with files: None when it is ignored, else what may ignore its files."""
         self._floor = ""
         if self.folder(base):
             self._folders, self._chains, self._floor = {base: False}, {}, base
@@ -39,7 +41,10 @@ class Ignored:
     def file(self, path: str) -> bool:
         """Whether a file is ignored."""
         above = _above(path)
-        return self.folder(above) or (self._chain(above) != () and self._ignored(path, path))
+        if above not in self._rules:
+            self._rules[above] = None if self.folder(above) else self._chain(above)
+        rules = self._rules[above]
+        return rules is None or (rules != () and self._ignored(path, path))
 
     def applies_above(self, base: str) -> bool:
         """Whether a `.gitignore` above the base says anything about what is below it."""
@@ -77,4 +82,4 @@ class Ignored:
 
 
 def _above(path: str) -> str:
-    return path.rpartition("/")[0]
+    return path[: max(0, path.rfind("/"))]

@@ -178,13 +178,12 @@ def _options(search: Search) -> list[str]:
 
 def _read(search: Search, output: bytes) -> Iterator[tuple[str, int]]:
     """Each line is a path, a NUL and a count; what ripgrep does not know of the selection is taken out."""
-    selection, start = search.selection, 2
-    takes = selection.takes if selection.rules_above else selection.fits
+    fits, start = search.selection.fits, 2
     for line in output.split(b"\n"):
         name, null, count = line.partition(b"\0")
         if null and count.isdigit():
             path = os.fsdecode(name)[start:]
-            if search.names(path) and takes(path) and not is_ours(path[path.rfind("/") + 1 :]):
+            if search.names(path) and fits(path) and not is_ours(path[path.rfind("/") + 1 :]):
                 yield path, int(count)
 
 

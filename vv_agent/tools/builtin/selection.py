@@ -56,6 +56,7 @@ class Selection:
         self._matches = None if self.glob.strip() in ("", "**", "**/*") else matcher(self.glob)
         applies = self.workspace.folder is not None and not self.include_ignored and not self.root.startswith("/")
         self._ignored = Ignored(self.workspace, self.root) if applies and not self.is_file else None
+        self._rules_above = self._ignored is not None and self._ignored.applies_above(self.root)
         self._takes_roots = self._ignored is not None and not self.root
 
     @classmethod
@@ -82,20 +83,20 @@ class Selection:
 
     def takes(self, path: str) -> bool:
         """Whether a file met on a walk that asked `enters` belongs to the selection, sensitive or not."""
-        return self.fits(path) and not (self._ignored is not None and self._ignored.file(path))
-
-    def fits(self, path: str) -> bool:
-        """Whether the path is not hidden, matches the glob, and listings of the workspace show it."""
         if not self._shows(path):
             return False
         if self._matches is not None and not self._matches(path[len(self._prefix) :]):
             return False
-        return self.workspace.shows(path)
+        return self._ignored is None or not self._ignored.file(path)
 
-    @property
-    def rules_above(self) -> bool:
-        """Whether `.gitignore` files above the base decide what is selected below it."""
-        return self._ignored is not None and self._ignored.applies_above(self.root)
+    def fits(self, path: str) -> bool:
+        """Whether a file that ripgrep met belongs to the selection; it knows of `.gitignore` files from the base
+        down."""
+        if not self._shows(path) or not self.workspace.shows(path):
+            return False
+        if self._matches is not None and not self._matches(path[len(self._prefix) :]):
+            return False
+        return not self._rules_above or self._ignored is None or not self._ignored.file(path)
 
     def hides(self, path: str) -> bool:
         """Whether a file is left out because of what it may hold."""
