@@ -126,7 +126,9 @@ def test_line_endings_and_marks_are_kept(
 LINES = st.lists(st.sampled_from(["a", "b", "ab", "\n", "\n\n", "c\n", "x\ny\n"]), max_size=30).map("".join)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=int(os.environ.get("VV_TEST_EXAMPLES", "150")), deadline=None, suppress_health_check=list(HealthCheck)
+)
 @given(
     text=LINES,
     old=st.sampled_from(["a", "b\n", "\n", "c\nx", "ab"]),

@@ -187,10 +187,11 @@ def _changed(edit: Edit, starts: list[int]) -> list[tuple[int, int]]:
     for at in edit.places:
         first, end = bisect_right(starts, at) - 1, at + len(edit.old)
         last = bisect_left(starts, end)
-        joins = starts[last] == end and not edit.new.endswith("\n") and (edit.new or at != starts[first])
+        within = bool(ranges) and first < ranges[-1][1]
+        joins = starts[last] == end and not edit.new.endswith("\n") and (edit.new or within or at != starts[first])
         if joins and last + 1 < len(starts):  # the line break goes, so the next line changes too
             last += 1
-        if ranges and first < ranges[-1][1]:
+        if within:
             first, last = ranges[-1][0], max(last, ranges.pop()[1])
         ranges.append((first, last))
     return ranges
