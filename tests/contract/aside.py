@@ -20,8 +20,7 @@ WHOLE_FILES = {
     for issue, reason, names in (
         ("control", "hooks, guardrails and output validation", "after_cycle_hook.json output_validation.json"),
         ("control", "completion rules beyond tools and limits", "completion_policy.json runner_terminal.json"),
-        ("control", "hand-offs and sub-agents", "handoff_contract.json configured_sub_agent.json"),
-        ("control", "hand-offs and sub-agents", "manager_tool_envelope.json"),
+        ("control", "hand-offs and sub-agents", "handoff_contract.json manager_tool_envelope.json"),
         ("control", "options of a run and of its handle", "run_config_controls.json run_handle.json"),
         ("control", "tracing", "runner_trace.jsonl runner_trace_spans.json"),
         ("memory", "memory", "memory_lifecycle.json memory_local.json"),

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.conftest import Clock
 from vv_agent.checkpoint.record import (
     Change,
     Claim,
@@ -30,6 +29,7 @@ from vv_agent.checkpoint.record import (
 )
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.errors import CheckpointError, ClaimLost
+from vv_agent.testing import FakeClock
 
 KEY = "case-key"
 BASE = 1_800_000_000_000
@@ -51,7 +51,7 @@ class Refusal(Exception):
 class Adapter:
     """One record on one store; each operation of the contract is a method of the same name."""
 
-    def __init__(self, store: CheckpointStore, clock: Clock) -> None:
+    def __init__(self, store: CheckpointStore, clock: FakeClock) -> None:
         self.store, self.clock = store, clock
         self.skew = 0
         self._names: dict[str, str] = {}

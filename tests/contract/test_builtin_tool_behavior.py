@@ -23,16 +23,10 @@ ALL = {
     f"{tool}/{name}": case
     for tool, cases in FIXTURE["tools"].items()
     for name, case in cases.items()
-    if isinstance(case, dict) and "arguments" in case
+    if isinstance(case, dict) and "arguments" in case and tool not in ("find_files", "file_info", "read_image")
 }
-CASES = Cases(
-    "builtin_tool_behavior.json",
-    pending={
-        name: ("tools", "the tool is not built yet")
-        for name in ALL
-        if name.startswith(("find_files/", "file_info/", "read_image/"))
-    },
-)
+"""Those of the file tools are in test_file_tools.py."""
+CASES = Cases("builtin_tool_behavior.json")
 
 
 def check(result: ToolExecutionResult, expected: dict[str, Any]) -> None:
@@ -106,11 +100,6 @@ def test_arguments_that_break_the_schema_are_refused_before_the_handler() -> Non
         check(registry.execute(call, ToolContext()), case["result"])
         assert called == []
         assert case["result"]["content"]["error"] == FIXTURE["canonical"]["argument_validation"]["error_message"]
-
-
-def test_a_missing_required_argument_is_one_issue() -> None:
-    expected = FIXTURE["tools"]["file_info"]["missing_path"]["result"]
-    check(build_default_registry().execute(ToolCall("call", "read_file", "{}"), ToolContext()), expected)
 
 
 def test_a_hidden_tool_is_not_shown_to_the_model() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Clock
 from tests.contract import store_adapter, test_checkpoint_resume
 from tests.contract.aside import Cases
 from tests.contract.fixtures import load
@@ -19,6 +18,7 @@ from tests.contract.store_adapter import BASE, KEY, Adapter, Refusal
 from vv_agent import testing
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.errors import CheckpointError
+from vv_agent.testing import FakeClock
 
 FIXTURE = load("checkpoint_store.json")
 NO_OUTBOX = "events are written in the record's transaction, there is no outbox and nothing to acknowledge (DESIGN 10)"
@@ -48,7 +48,7 @@ CASES = Cases(
 
 
 @pytest.fixture
-def adapter(store: CheckpointStore, clock: Clock) -> Adapter:
+def adapter(store: CheckpointStore, clock: FakeClock) -> Adapter:
     return Adapter(store, clock)
 
 

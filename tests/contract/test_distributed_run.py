@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Clock
 from tests.contract.aside import Cases
 from tests.contract.fixtures import load
 from tests.unit.workers.test_station import Place
@@ -22,7 +21,7 @@ from vv_agent.checkpoint.record import Change, Claimed, NewRun, Park, ParkReason
 from vv_agent.runtime.lease import renewal_interval
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.settings import Settings
-from vv_agent.testing import call
+from vv_agent.testing import FakeClock, call
 from vv_agent.workers.sweeper import Sweeper
 
 DRIVER = load("distributed_run_driver.json")
@@ -165,7 +164,7 @@ def test_the_lease_rules_hold() -> None:
             assert 0 < renewal_interval(lease) * 1000 < lease
     with LEASES.run("claim_boundary_case"):
         case = lifecycle["claim_boundary_case"]
-        clock = Clock(case["claim_now_ms"])
+        clock = FakeClock(case["claim_now_ms"])
         store = MemoryStore(clock)
         store.create([NewRun(key="k", run_id="r", definition="d" * 64, definition_body=b"d", body=b"b", queue="q")])
         lease = case["lease_expires_at_ms"] - case["claim_now_ms"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import Clock
 from vv_agent.checkpoint.record import (
     Change,
     Claim,
@@ -28,6 +27,7 @@ from vv_agent.checkpoint.record import (
 )
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.errors import CheckpointError, ClaimLost, RunFinished, SignalsWaiting
+from vv_agent.testing import FakeClock
 
 LEASE = 30_000
 
@@ -52,7 +52,7 @@ def refused(store: CheckpointStore, key: str = "k", cycle: int = 1, token: str =
     return answer.why
 
 
-def test_create_inserts_a_ready_run_with_its_first_entries(store: CheckpointStore, clock: Clock) -> None:
+def test_create_inserts_a_ready_run_with_its_first_entries(store: CheckpointStore, clock: FakeClock) -> None:
     (head,) = store.create([new(blobs={"state": b"s"})])
     assert (head.state, head.cycle, head.revision, head.due, head.attempt) == (State.READY, 1, 0, clock.now, 1)
     snapshot = store.load("k")
@@ -63,7 +63,7 @@ def test_create_inserts_a_ready_run_with_its_first_entries(store: CheckpointStor
     assert store.definition("d" * 64) == b"def"
 
 
-def test_look_gives_the_control_fields_and_the_time(store: CheckpointStore, clock: Clock) -> None:
+def test_look_gives_the_control_fields_and_the_time(store: CheckpointStore, clock: FakeClock) -> None:
     assert store.look("k") is None
     (head,) = store.create([new()])
     clock.advance(5)
@@ -78,7 +78,7 @@ def test_create_again_by_the_same_run_is_the_same_answer(store: CheckpointStore)
     assert store.load("other") is None, "nothing of a refused create may stay"
 
 
-def test_claim_takes_the_run_and_sees_everything(store: CheckpointStore, clock: Clock) -> None:
+def test_claim_takes_the_run_and_sees_everything(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     answer = claimed(store)
     assert answer.recovered is False
@@ -94,7 +94,7 @@ def test_a_repeated_claim_gives_the_same_claim(store: CheckpointStore) -> None:
     assert claimed(store).claim == first.claim
 
 
-def test_claim_is_refused_with_the_reason(store: CheckpointStore, clock: Clock) -> None:
+def test_claim_is_refused_with_the_reason(store: CheckpointStore, clock: FakeClock) -> None:
     assert refused(store) == "not_found"
     store.create([new()])
     assert refused(store, cycle=2) == "wrong_cycle"
@@ -107,7 +107,7 @@ def test_claim_is_refused_with_the_reason(store: CheckpointStore, clock: Clock) 
     assert claimed(store, token="c" * 32).recovered is True, "a lease that ends now is over"
 
 
-def test_only_one_of_the_callers_of_an_ended_lease_gets_it(store: CheckpointStore, clock: Clock) -> None:
+def test_only_one_of_the_callers_of_an_ended_lease_gets_it(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     claimed(store)
     clock.advance(LEASE)
@@ -116,7 +116,7 @@ def test_only_one_of_the_callers_of_an_ended_lease_gets_it(store: CheckpointStor
     assert refused(store, token="e" * 32) == "live_lease"
 
 
-def test_a_stale_worker_is_fenced(store: CheckpointStore, clock: Clock) -> None:
+def test_a_stale_worker_is_fenced(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     stale = claimed(store).claim
     clock.advance(LEASE)
@@ -129,7 +129,7 @@ def test_a_stale_worker_is_fenced(store: CheckpointStore, clock: Clock) -> None:
     assert [entry.body for entry in snapshot.log] == [b"first"]
 
 
-def test_a_late_owner_that_nobody_replaced_may_still_save(store: CheckpointStore, clock: Clock) -> None:
+def test_a_late_owner_that_nobody_replaced_may_still_save(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     claim = claimed(store).claim
     clock.advance(LEASE * 2)
@@ -176,7 +176,7 @@ def test_a_repeated_save_is_answered_and_changes_nothing(store: CheckpointStore)
     assert [entry.body for entry in snapshot.log] == [b"first", b"l1", b"l2"]
 
 
-def test_commit_opens_the_next_cycle_and_drops_the_journal(store: CheckpointStore, clock: Clock) -> None:
+def test_commit_opens_the_next_cycle_and_drops_the_journal(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     claim = claimed(store).claim
     saved = store.save(claim, Change(1, Progress(), journal={"op": b"x"}))
@@ -210,14 +210,14 @@ def test_a_claim_reads_only_what_is_new(store: CheckpointStore) -> None:
     assert stale.blobs == {"a": b"1"}
 
 
-def test_release_counts_no_attempt_and_is_due_now(store: CheckpointStore, clock: Clock) -> None:
+def test_release_counts_no_attempt_and_is_due_now(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     released = store.save(claimed(store).claim, Change(1, Release()))
     assert (released.head.cycle, released.head.state, released.head.due) == (1, State.READY, clock.now)
     assert claimed(store, token="c" * 32).snapshot.head.attempt == 1
 
 
-def test_a_parked_run_is_claimed_by_nobody_until_something_wakes_it(store: CheckpointStore, clock: Clock) -> None:
+def test_a_parked_run_is_claimed_by_nobody_until_something_wakes_it(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     store.save(claimed(store).claim, Change(1, Park(ParkReason.INPUT)))
     assert refused(store, token="c" * 32) == "parked"
@@ -230,7 +230,7 @@ def test_a_parked_run_is_claimed_by_nobody_until_something_wakes_it(store: Check
     assert answer.snapshot.head.reason is ParkReason.INPUT
 
 
-def test_a_park_with_a_deadline_wakes_by_itself(store: CheckpointStore, clock: Clock) -> None:
+def test_a_park_with_a_deadline_wakes_by_itself(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     store.save(claimed(store).claim, Change(1, Park(ParkReason.RETRY_AFTER, due_in=7_000)))
     clock.advance(6_999)
@@ -240,7 +240,7 @@ def test_a_park_with_a_deadline_wakes_by_itself(store: CheckpointStore, clock: C
     claimed(store, token="c" * 32)
 
 
-def test_no_wake_up_is_lost_between_a_signal_and_a_park(store: CheckpointStore, clock: Clock) -> None:
+def test_no_wake_up_is_lost_between_a_signal_and_a_park(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     claim = claimed(store).claim
     store.post("k", Signal("s1", "answer"))
@@ -309,7 +309,7 @@ def test_no_unsafe_call_starts_after_an_accepted_cancel(store: CheckpointStore) 
     assert store.save(claim, Change(1, Progress())).signals != ()
 
 
-def test_take_due_hands_a_run_out_once_and_later_again(store: CheckpointStore, clock: Clock) -> None:
+def test_take_due_hands_a_run_out_once_and_later_again(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new("k1"), new("k2"), new("mine", queue=None), new("other", queue="z")])
     assert len(store.take_due(["q"], 1)) == 1
     assert len(store.take_due(["q"], 10)) == 1
@@ -321,7 +321,7 @@ def test_take_due_hands_a_run_out_once_and_later_again(store: CheckpointStore, c
         assert len(store.take_due(["q"], 10)) == 2
 
 
-def test_an_ended_lease_is_due(store: CheckpointStore, clock: Clock) -> None:
+def test_an_ended_lease_is_due(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     claimed(store)
     clock.advance(LEASE - 1)
@@ -330,7 +330,7 @@ def test_an_ended_lease_is_due(store: CheckpointStore, clock: Clock) -> None:
     assert [head.key for head in store.take_due(["q"], 10)] == ["k"]
 
 
-def test_renew_moves_leases_touches_no_revision_and_tells_of_signals(store: CheckpointStore, clock: Clock) -> None:
+def test_renew_moves_leases_touches_no_revision_and_tells_of_signals(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new("k1"), new("k2")])
     one, two = claimed(store, "k1").claim, claimed(store, "k2", token="c" * 32).claim
     store.post("k2", Signal("s", "cancel"))
@@ -344,7 +344,7 @@ def test_renew_moves_leases_touches_no_revision_and_tells_of_signals(store: Chec
     assert store.renew([two], lease=LEASE).lost == {"k2"}
 
 
-def test_presence_counts_for_a_while(store: CheckpointStore, clock: Clock) -> None:
+def test_presence_counts_for_a_while(store: CheckpointStore, clock: FakeClock) -> None:
     store.renew([], lease=LEASE, presence=Presence("w1", ("q", "r"), 3, "/tmp/x"))
     (seen,) = store.presences()
     assert (seen.id, seen.queues, seen.free, seen.wake) == ("w1", ("q", "r"), 3, "/tmp/x")
@@ -352,7 +352,7 @@ def test_presence_counts_for_a_while(store: CheckpointStore, clock: Clock) -> No
     assert store.presences() == ()
 
 
-def test_defer_moves_due_and_keeps_the_time_of_the_first_refusal(store: CheckpointStore, clock: Clock) -> None:
+def test_defer_moves_due_and_keeps_the_time_of_the_first_refusal(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     assert store.defer("k", 1, "missing module x", 5_000)
     first = clock.now
@@ -366,7 +366,7 @@ def test_defer_moves_due_and_keeps_the_time_of_the_first_refusal(store: Checkpoi
     assert store.load("k").head.refused_at is None, "who claims it can serve it"  # type: ignore[union-attr]
 
 
-def test_expire_ends_the_claims_of_one_process(store: CheckpointStore, clock: Clock) -> None:
+def test_expire_ends_the_claims_of_one_process(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new("k1"), new("k2")])
     claimed(store, "k1")
     store.claim("k2", 1, "c" * 32, owner="host/2/2", lease=LEASE)
@@ -377,7 +377,7 @@ def test_expire_ends_the_claims_of_one_process(store: CheckpointStore, clock: Cl
     assert refused(store, "k2") == "live_lease"
 
 
-def test_takeovers_back_off_and_the_sixth_parks(store: CheckpointStore, clock: Clock) -> None:
+def test_takeovers_back_off_and_the_sixth_parks(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     tokens = iter("123456789")
     claimed(store, token="0" * 32)
@@ -405,7 +405,7 @@ def test_takeovers_back_off_and_the_sixth_parks(store: CheckpointStore, clock: C
     ],
     ids=["receipt", "commit", "the same start again"],
 )
-def test_progress_forgets_the_takeovers(store: CheckpointStore, clock: Clock, change: Change, counted: int) -> None:
+def test_progress_forgets_the_takeovers(store: CheckpointStore, clock: FakeClock, change: Change, counted: int) -> None:
     store.create([new()])
     claimed(store)
     clock.advance(LEASE)
@@ -417,7 +417,7 @@ def test_progress_forgets_the_takeovers(store: CheckpointStore, clock: Clock, ch
 
 
 def test_a_claim_says_nothing_about_a_run_that_was_made_anew_under_its_key(
-    store: CheckpointStore, clock: Clock
+    store: CheckpointStore, clock: FakeClock
 ) -> None:
     store.create([new()])
     stale = claimed(store).claim
@@ -460,7 +460,7 @@ def test_a_save_may_post_within_the_tree(store: CheckpointStore) -> None:
     assert (head.state, head.signal_n) == (State.READY, 1)
 
 
-def test_find_lists_newest_first(store: CheckpointStore, clock: Clock) -> None:
+def test_find_lists_newest_first(store: CheckpointStore, clock: FakeClock) -> None:
     for number in range(5):
         store.create([new(f"k{number}")])
         clock.advance(10)

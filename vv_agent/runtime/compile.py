@@ -196,8 +196,8 @@ class _Parts:
         if (ref := self.files.ref) is None:
             raise CheckpointError(
                 "checkpoint_definition_unstable",
-                "this workspace has no name a worker could open it by; name it with "
-                "CheckpointConfig(capability_refs={'workspace': CapabilityRef(...)})",
+                f"this workspace ({type(self.files).__name__}) has no name a worker could open it by; "
+                f"{self.files.remedy}",
             )
         return {"id": ref, "version": "1"}
 

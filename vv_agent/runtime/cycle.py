@@ -238,10 +238,18 @@ def _carry_out(run: Run, decision: Decision, commit: CommitPlan) -> None:
 
 
 def _commit(run: Run, decision: GoOn, commit: CommitPlan) -> None:
+    for position, result in sorted(run.turn.results.items()) if run.turn and _sees(run) else ():
+        if result.get("image_url"):
+            run.log(["p", run.cycle, position])
     for message in decision.messages:
         run.log(message_item(run.cycle, message))
     extensions.snapshot(run)
     run.save(commit())
+
+
+def _sees(run: Run) -> bool:
+    """Whether the model takes images; a tool's result cannot carry one, so it gets a message of the user after it."""
+    return run.program.definition.runtime_controls.native_multimodal
 
 
 def _stop(run: Run, decision: Stop) -> None:

@@ -11,6 +11,7 @@ A log entry is one save's worth of items. An item is a small msgpack list whose 
     ["t", cycle, position, result, reason?]   the receipt of a tool call; the reason, if the agent's tool_use_behavior
                                               made it finish the run
     ["c", segment, end]                       how a segment will end, once its messages are in the session
+    ["p", cycle, position]                    the image of a tool's result, shown to a model that takes images
     ["e", segment, end]                       how a segment ended; its answer is ["text", cycle],
                                               ["result", cycle, position] or a plain text
 
@@ -86,6 +87,12 @@ class Turn:
     def calls(self) -> tuple[ToolCall, ...]:
         return self.message.tool_calls
 
+    def take(self, position: int, result: dict[str, Any], reason: str | None = None) -> None:
+        """Note the result of a call, and the reason if it makes the run finish."""
+        self.results[position] = result
+        if reason is not None:
+            self.reasons[position] = reason
+
     def call(self, position: int) -> ToolCall:
         return self.message.tool_calls[position]
 
@@ -107,7 +114,7 @@ class Transcript:
         self.prepared: set[int] = set()
         """Cycles whose before-cycle messages are in."""
         self.baselines: dict[str, str] = {}
-        """SHA-256 by path of the files the model knows whole."""
+        """SHA-256 by path of the files the model knows (`tools.builtin.baselines`)."""
         self.entry_n = 0
         self.identity = b""
         """Hash chain over the messages: what a model request is identified by, without reading them again."""
@@ -137,14 +144,13 @@ class Transcript:
             case ["b", cycle]:
                 self.prepared.add(cycle)
             case ["t", cycle, position, result, *reason]:
-                turn = self.turns[cycle]
-                turn.results[position] = result
-                if reason:
-                    turn.reasons[position] = reason[0]
+                self.turns[cycle].take(position, result, *reason)
                 message = tool_message(result)
                 self._append(message.to_wire(), message)
             case ["c", segment, end]:
                 self.candidates[segment] = end
+            case ["p", cycle, position]:
+                self._append(picture(self.turns[cycle].results[position]).to_wire())
             case ["e", segment, end]:
                 self.ends[segment] = end
             case _:
@@ -198,6 +204,12 @@ def tool_message(result: Mapping[str, Any]) -> Message:
     return Message(
         role="tool", content=result["content"], tool_call_id=result["tool_call_id"], image_url=result.get("image_url")
     )
+
+
+def picture(result: Mapping[str, Any]) -> Message:
+    """The message that shows the image of a tool's result."""
+    where = result.get("image_path") or result["image_url"]
+    return Message(role="user", content=f"The image you asked for: {where}", image_url=result["image_url"])
 
 
 def tool_answer(result: Mapping[str, Any]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vv_agent.errors import ToolError
 
@@ -24,6 +25,21 @@ class FileInfo:
     suffix: str
 
 
+class Walked(NamedTuple):
+    """A file met on a walk: its path, its last change in seconds since 1970 (None where the storage does not say
+    it for free), its size in bytes, and whether it is a symbolic link."""
+
+    path: str
+    modified: float | None = None
+    size: int = 0
+    is_link: bool = False
+
+
+def everywhere(path: str) -> bool:
+    """Enter every folder."""
+    return True
+
+
 class WorkspaceBackend(ABC):
     """Files below one root. Every path is relative to it; `.` is the root itself.
 
@@ -35,6 +51,32 @@ class WorkspaceBackend(ABC):
     def ref(self) -> str | None:
         """How a definition names this workspace for other processes; None when none of them could open it."""
         return None
+
+    @property
+    def remedy(self) -> str:
+        """What to do where a name is needed and `ref` is None."""
+        return "name it with CheckpointConfig(capability_refs={'workspace': CapabilityRef(...)})"
+
+    @property
+    def folder(self) -> str | None:
+        """The absolute path of the root where programs of this machine see the same files; else None."""
+        return None
+
+    def outside(self) -> WorkspaceBackend:
+        """This workspace for a run that may also use paths outside it; the same one where there is no outside."""
+        return self
+
+    def shows(self, path: str) -> bool:
+        """Whether listings have the file at this canonical path."""
+        return True
+
+    def walk(self, base: str, enter: Callable[[str], bool] = everywhere) -> Iterator[Walked]:
+        """The files below `base` in the order of their paths, found one by one: whoever stops early saves the rest.
+
+        `enter` is asked with the path of each folder below `base` and may leave it out; a storage without folders
+        ignores it. A missing base has no files.
+        """
+        return map(Walked, self.list_files(base, ""))
 
     @abstractmethod
     def list_files(self, base: str, glob: str) -> list[str]:
@@ -51,6 +93,10 @@ class WorkspaceBackend(ABC):
     @abstractmethod
     def read_bytes(self, path: str) -> bytes:
         """The file as it is."""
+
+    def read_found(self, path: str) -> bytes:
+        """The file at a path that a walk gave; what is a link there by now may be refused."""
+        return self.read_bytes(path)
 
     @abstractmethod
     def write_text(self, path: str, content: str, *, append: bool = False) -> int:
@@ -88,3 +134,16 @@ class WorkspaceBackend(ABC):
         if before_rename is not None:
             before_rename()
         return self.write_text(path, text)
+
+
+def encoded(content: str) -> bytes:
+    """Text as UTF-8; `ToolError` `invalid_arguments` for an unpaired surrogate."""
+    try:
+        return content.encode()
+    except UnicodeEncodeError:
+        raise ToolError("content holds an unpaired surrogate; send valid Unicode", "invalid_arguments") from None
+
+
+def shown(path: str) -> str:
+    """A path as text that can be stored: what is no Unicode becomes U+FFFD."""
+    return path.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -33,9 +33,12 @@ def read(folder: int, name: str) -> bytes:
     """The content of a regular file in an open folder."""
     descriptor = os.open(name, FILE, dir_fd=folder)
     try:
-        require_regular(os.fstat(descriptor))
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
+        status = os.fstat(descriptor)
+        require_regular(status)
+        parts = [os.read(descriptor, status.st_size + 1)]
+        while parts[-1]:
+            parts.append(os.read(descriptor, 2**20))
+        return b"".join(parts)
     finally:
         os.close(descriptor)
 

@@ -18,7 +18,7 @@ ID_FILE = ".vv-agent-workspace"
 
 def is_ours(name: str) -> bool:
     """Whether a file is the id, or the unfinished new content of some file, perhaps left by a crash."""
-    return name == ID_FILE or (name.startswith(f"{ID_FILE}.") and name.endswith(".tmp"))
+    return name.startswith(ID_FILE) and (name == ID_FILE or (name[len(ID_FILE)] == "." and name.endswith(".tmp")))
 
 
 def read_id(root: int, path: Path) -> str | None:

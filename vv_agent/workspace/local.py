@@ -18,16 +18,23 @@ from pathlib import Path, PurePosixPath
 
 from vv_agent.errors import CannotServe, ConfigError, ToolError
 from vv_agent.workspace import descriptors
-from vv_agent.workspace.base import FileInfo, WorkspaceBackend
+from vv_agent.workspace.base import FileInfo, Walked, WorkspaceBackend, encoded, everywhere, shown
 from vv_agent.workspace.glob import matcher
 from vv_agent.workspace.identity import ID_FILE, create_id, is_ours, read_id
 
+_Entry = tuple[str, os.stat_result | None, bool]
+"""A name (a folder's has its slash, which puts paths in order), a file's status, and whether it is a link."""
+
 
 class LocalWorkspaceBackend(WorkspaceBackend):
-    """The files below `root` (`~` allowed), which is created by the first write."""
+    """The files below `root` (`~` allowed), which is created by the first write.
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    With `allow_outside_root` paths may lead out of it; such a file's one name is its absolute path.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], allow_outside_root: bool = False) -> None:
         self.root = Path(os.path.realpath(os.path.expanduser(root)))
+        self.allow_outside_root = allow_outside_root
 
     def __repr__(self) -> str:
         return f"LocalWorkspaceBackend({str(self.root)!r})"
@@ -43,12 +50,37 @@ class LocalWorkspaceBackend(WorkspaceBackend):
         """`local:<absolute path>#<id>`; the id is empty when the root is read-only."""
         return f"local:{self.root}#{self.id or ''}"
 
+    @property
+    def folder(self) -> str:
+        return str(self.root)
+
+    def outside(self) -> LocalWorkspaceBackend:
+        return LocalWorkspaceBackend(self.root, allow_outside_root=True)
+
     def list_files(self, base: str, glob: str) -> list[str]:
+        prefix, matches = self._prefix(self._locate(base)), matcher(glob)
+        return [found.path for found in self.walk(base) if matches(found.path[len(prefix) :])]
+
+    def walk(self, base: str, enter: Callable[[str], bool] = everywhere) -> Iterator[Walked]:
+        """Links to folders are not entered (they may form a circle), links to files count when they end inside;
+        folders that cannot be read are left out."""
         parts = self._locate(base)
-        matches = matcher(glob)
-        with self._mapped(base):
-            found = ["/".join(parts + below) for below in self._walk(parts) if matches("/".join(below))]
-        return sorted(found)
+        here: list[_Entry] = []
+        with self._mapped(base), suppress(FileNotFoundError, NotADirectoryError), self._folder(parts) as folder:
+            here = self._listed(folder, self._prefix(parts))
+        ways = [(parts, self._prefix(parts), iter(here))]
+        while ways:
+            parts, prefix, entries = ways[-1]
+            for name, status, is_link in entries:
+                if status is not None:
+                    yield Walked(prefix + name, status.st_mtime, status.st_size, is_link)
+                elif enter(prefix + name[:-1]):
+                    below = (*parts, name[:-1])
+                    with suppress(OSError), self._folder(below) as folder:
+                        ways.append((below, prefix + name, iter(self._listed(folder, prefix + name))))
+                        break
+            else:
+                ways.pop()
 
     def read_text(self, path: str) -> str:
         return self.read_bytes(path).decode("utf-8", "replace")
@@ -57,11 +89,13 @@ class LocalWorkspaceBackend(WorkspaceBackend):
         with self._mapped(path), self._parent(path) as (folder, name):
             return descriptors.read(folder, name)
 
+    def read_found(self, path: str) -> bytes:
+        *folders, name = Path(path).parts if path.startswith("/") else path.split("/")
+        with self._mapped(path), self._folder(tuple(folders)) as folder:
+            return descriptors.read(folder, name)
+
     def write_text(self, path: str, content: str, *, append: bool = False) -> int:
-        try:
-            data = content.encode()
-        except UnicodeEncodeError:
-            raise ToolError("content holds an unpaired surrogate; send valid Unicode", "invalid_arguments") from None
+        data = encoded(content)
         before = self.read_bytes(path) if append and self.is_file(path) else b""
         self.write_bytes(path, before + data)
         return len(data)
@@ -122,15 +156,22 @@ class LocalWorkspaceBackend(WorkspaceBackend):
             pass
 
     def _locate(self, path: str) -> tuple[str, ...]:
-        """The steps from the root to what `path` names, all symlinks resolved; outside is an error.
+        """The steps from the root to what `path` names, all symlinks resolved. Outside is an error or, where that is
+        allowed, gives the steps from `/`, the first of which is `/` itself.
 
         A path the file system cannot name (a NUL byte, an unpaired surrogate) counts as outside.
         """
         try:
             if "\0" in path:
                 raise ValueError("NUL byte")
-            resolved = os.path.realpath(os.path.normpath(self.root / os.path.expanduser(path)))
-            return Path(resolved).relative_to(self.root).parts
+            root = str(self.root)
+            resolved = os.path.realpath(os.path.normpath(os.path.join(root, os.path.expanduser(path))))
+            os.fsencode(resolved)
+            if os.path.commonpath((root, resolved)) == root:
+                return tuple(part for part in resolved[len(root) :].split("/") if part)
+            if self.allow_outside_root:
+                return Path(resolved).parts
+            raise _escapes(path)
         except (ValueError, RuntimeError):
             raise _escapes(path) from None
         except OSError as error:
@@ -153,9 +194,10 @@ class LocalWorkspaceBackend(WorkspaceBackend):
         """The folder at these steps as an open descriptor."""
         if create:
             os.makedirs(self.root, exist_ok=True)
-        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        start, below_start = (parts[0], parts[1:]) if parts[:1] == ("/",) else (self.root, parts)
+        folder = os.open(start, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for part in parts:
+            for part in below_start:
                 below = descriptors.step(folder, part, create)
                 os.close(folder)
                 folder = below
@@ -167,15 +209,15 @@ class LocalWorkspaceBackend(WorkspaceBackend):
     def _parent(self, path: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
         """The folder of a file as an open descriptor, with the file's name in it."""
         parts = self._locate(path)
-        if not parts:
+        if parts in ((), ("/",)):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with self._folder(parts[:-1], create=create) as folder:
             yield folder, parts[-1]
 
     def _status(self, parts: tuple[str, ...]) -> os.stat_result | None:
         try:
-            if not parts:
-                return os.stat(self.root)
+            if parts in ((), ("/",)):
+                return os.stat(parts[0] if parts else self.root)
             with self._folder(parts[:-1]) as folder:
                 status = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -184,43 +226,40 @@ class LocalWorkspaceBackend(WorkspaceBackend):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         return status
 
-    def _walk(self, base: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        """The steps from `base` to each file below it. Links to folders are not entered (they may form a circle),
-        links to files count when they end inside; folders that cannot be read are skipped."""
-        waiting: list[tuple[str, ...]] = [()]
-        while waiting:
-            here = waiting.pop()
-            try:
-                with self._folder(base + here) as folder, os.scandir(folder) as entries:
-                    listed = list(entries)
-                    for entry in listed:
-                        below = (*here, entry.name)
-                        if entry.is_dir(follow_symlinks=False):
-                            waiting.append(below)
-                        elif not is_ours(entry.name) and self._is_listed(entry, base + below):
-                            yield below
-            except OSError as error:
-                if not here and not isinstance(error, FileNotFoundError | NotADirectoryError):
-                    raise
+    def _listed(self, folder: int, prefix: str) -> list[_Entry]:
+        """What is in an open folder, in the order of full paths."""
+        with os.scandir(folder) as entries:
+            found: list[_Entry] = []
+            for entry in entries:
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        found.append((entry.name + "/", None, False))
+                    elif entry.is_file(follow_symlinks=False):
+                        if not is_ours(entry.name):
+                            found.append((entry.name, entry.stat(follow_symlinks=False), False))
+                    elif entry.is_symlink():
+                        status = self._status(self._locate(prefix + entry.name))
+                        if status is not None and stat.S_ISREG(status.st_mode):
+                            found.append((entry.name, status, True))
+                except (OSError, ToolError):  # it vanished while it was looked at
+                    continue
+            return sorted(found)
 
-    def _is_listed(self, entry: os.DirEntry[str], parts: tuple[str, ...]) -> bool:
-        if not entry.is_symlink():
-            return entry.is_file(follow_symlinks=False)
-        with suppress(ToolError):
-            return self.is_file(str(self.root.joinpath(*parts)))
-        return False
+    @staticmethod
+    def _prefix(parts: tuple[str, ...]) -> str:
+        """What paths below the folder at these steps begin with."""
+        return str(PurePosixPath(*parts)).rstrip("/") + "/" if parts else ""
 
 
-def open_workspace(ref: str) -> WorkspaceBackend:
-    """The workspace that `WorkspaceBackend.ref` named, perhaps on another machine.
+def open_local(name: str) -> LocalWorkspaceBackend:
+    """The workspace that `LocalWorkspaceBackend.ref` named: `<absolute path>#<id>`.
 
     `CannotServe` `workspace_unavailable` when this machine does not have the folder, or has one with another id: a
     worker elsewhere may have it. A folder is never marked here.
     """
-    kind, _, rest = ref.partition(":")
-    root, _, wanted = rest.rpartition("#")
-    if kind != "local" or not os.path.isabs(root):
-        raise CannotServe("workspace_unavailable", f"workspace {ref!r} is of a kind this process cannot open")
+    root, _, wanted = name.rpartition("#")
+    if not os.path.isabs(root):
+        raise CannotServe("workspace_unavailable", f"workspace {name!r} is not named by an absolute path and an id")
     try:
         folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -239,13 +278,8 @@ def open_workspace(ref: str) -> WorkspaceBackend:
 
 
 def _escapes(path: str) -> ToolError:
-    return ToolError(f"Path escapes workspace: {_shown(path)}", "path_escapes_workspace")
+    return ToolError(f"Path escapes workspace: {shown(path)}", "path_escapes_workspace")
 
 
 def _refused(path: str, error: OSError) -> ToolError:
-    return ToolError(f"{_shown(path)}: {error.strerror or error}", "workspace_backend_error")
-
-
-def _shown(path: str) -> str:
-    """The path as text that can be stored: an unpaired surrogate becomes U+FFFD."""
-    return path.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return ToolError(f"{shown(path)}: {error.strerror or error}", "workspace_backend_error")

@@ -116,7 +116,8 @@ def test_lines_are_counted_from_one(
     (tmp_path / "a.txt").write_text("one\ntwo\nthree")
     found = content(run(context, "read_file", path="a.txt", **arguments))
     assert (found["start_line"], found["end_line"], found["content"]) == expected
-    assert bool(context.file_baselines) is ("start_line" not in arguments and "end_line" not in arguments)
+    whole = "start_line" not in arguments and "end_line" not in arguments
+    assert context.file_baselines == {"a.txt": ("" if whole else "partial:") + digest("one\ntwo\nthree")}
 
 
 def test_an_empty_file_has_no_lines(context: ToolContext, tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_file_too_long_to_show_gives_its_size_and_a_range(
     assert found["limits"] == {"max_lines": 2000, "max_chars": 50_000}
     assert found["suggested_range"] == {"start_line": 1, "end_line": suggested}
     assert found["message"]
-    assert context.file_baselines == {}
+    assert context.file_baselines == {"a.txt": "partial:" + digest(text)}
 
 
 def test_a_new_file_is_written_and_may_be_written_again(context: ToolContext, tmp_path: Path) -> None:

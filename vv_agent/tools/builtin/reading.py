@@ -1,4 +1,4 @@
-"""`read_file`: text of the workspace, whole or by lines, within what a model can take in."""
+"""`read_file` and `file_info`: one file of the workspace, its text within what a model can take in."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from vv_agent.errors import ToolError
 from vv_agent.tool_metadata import ToolIdempotency, ToolMetadata, ToolSideEffect
 from vv_agent.tools.base import Arguments, ToolContext
-from vv_agent.tools.builtin.base import BuiltinTool, workspace_of
-from vv_agent.tools.builtin.baselines import contents, image
+from vv_agent.tools.builtin.base import BuiltinTool, lf_lines, workspace_of
+from vv_agent.tools.builtin.baselines import contents, image, remember_part
 from vv_agent.workspace.base import FileInfo
 
 MAX_LINES = 2_000
@@ -24,6 +24,7 @@ def _read(context: ToolContext, arguments: Arguments) -> dict[str, Any]:
     lines = _lines(data, path)
     start, end = _range(arguments, len(lines))
     selected = lines[start - 1 : end]
+    seen = str(image(data))
     report = {
         "path": path,
         "start_line": start,
@@ -31,9 +32,12 @@ def _read(context: ToolContext, arguments: Arguments) -> dict[str, Any]:
         "show_line_numbers": arguments.get("show_line_numbers", False),
     }
     if len(selected) > MAX_LINES or sum(map(len, selected)) > MAX_CHARS:
+        remember_part(context.file_baselines, info.path, seen)
         return {**report, "content": None, **_too_long(lines, start, end)}
-    if len(selected) == len(lines) and not {"start_line", "end_line"} & arguments.keys():
-        context.file_baselines[info.path] = str(image(data))
+    if {"start_line", "end_line"} & arguments.keys():
+        remember_part(context.file_baselines, info.path, seen)
+    else:
+        context.file_baselines[info.path] = seen
     return {**report, "content": _rendered(selected, start, report["show_line_numbers"])}
 
 
@@ -44,14 +48,12 @@ def _file(info: FileInfo | None, path: str) -> FileInfo:
 
 
 def _lines(data: bytes, path: str) -> list[str]:
-    """The lines with their ends. Only LF ends a line; CR, form feeds and the like belong to the text."""
+    """The lines with their ends."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ToolError(f"The file is not UTF-8 text: {path}", "unsupported_encoding") from None
-    lines = [line + "\n" for line in text.split("\n")]
-    lines[-1] = lines[-1][:-1]
-    return lines if lines[-1] else lines[:-1]
+    return lf_lines(text)
 
 
 def _range(arguments: Arguments, total: int) -> tuple[int, int]:
@@ -88,9 +90,32 @@ def _too_long(lines: list[str], start: int, end: int) -> dict[str, Any]:
     }
 
 
+def _info(context: ToolContext, arguments: Arguments) -> dict[str, Any]:
+    path: str = arguments["path"]
+    info = workspace_of(context).file_info(path)
+    if info is None:
+        raise ToolError(f"path not found: {path}", "path_not_found", path=path)
+    report = {
+        "path": info.path,
+        "exists": True,
+        "is_file": info.is_file,
+        "is_dir": info.is_dir,
+        "size": info.size,
+        "modified_at": info.modified_at,
+    }
+    return {**report, "suffix": info.suffix} if info.is_file else report
+
+
 read_file = BuiltinTool(
     name="read_file",
-    description="Read a text file of the workspace.",
+    description=(
+        "Read a UTF-8 text file of the workspace, whole or from start_line to end_line (counted from 1, both "
+        "included). Read a file before you change it: edit_file and write_file refuse a file you have not seen as "
+        f"it is now. At most {MAX_LINES} lines or {MAX_CHARS} characters fit into one answer; for a longer range "
+        "`content` is null and `suggested_range` says which lines to ask for. show_line_numbers writes `N: ` "
+        "before each line; leave these numbers out of what you give edit_file. For images use read_image, to find "
+        "a place in a large file search_files."
+    ),
     parameters={
         "type": "object",
         "properties": {
@@ -102,5 +127,17 @@ read_file = BuiltinTool(
         "required": ["path"],
     },
     handler=_read,
+    tool_metadata=ToolMetadata(ToolSideEffect.READ, ToolIdempotency.SUPPORTED),
+)
+
+file_info = BuiltinTool(
+    name="file_info",
+    description=(
+        "Look at one path of the workspace without reading it: whether it is a file or a folder, its size in "
+        "bytes, when it was last changed (UTC) and its suffix. Use it to see whether a file is there or too large "
+        "to read. A path where nothing is gives the error path_not_found."
+    ),
+    parameters={"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    handler=_info,
     tool_metadata=ToolMetadata(ToolSideEffect.READ, ToolIdempotency.SUPPORTED),
 )

@@ -1,49 +1,25 @@
-"""`write_file`: a whole file written or text added to its end, so that a crash in between can be judged later.
-
-The effect is one rename. What the file was before and will be after is known before the effect, as SHA-256 images;
-recovery compares them with the file before any rule about baselines is asked (it may be this very call that changed
-the file).
-"""
+"""`write_file`: a whole file written or text added to its end, so that a crash in between can be judged later."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from vv_agent.errors import ToolError
 from vv_agent.results import ToolExecutionResult
 from vv_agent.tool_metadata import ToolMetadata, ToolSideEffect
 from vv_agent.tools.base import Arguments, Intent, ToolContext
-from vv_agent.tools.builtin.base import BuiltinTool, workspace_of
+from vv_agent.tools.builtin.base import workspace_of
 from vv_agent.tools.builtin.baselines import current, image, key, require
+from vv_agent.tools.builtin.changing import FileChange, replace_file
 from vv_agent.tools.output import json_text
+from vv_agent.workspace.base import encoded
 
 
 @dataclass(eq=False, kw_only=True)
-class WriteFile(BuiltinTool):
-    """The tool with its three steps of recovery (`Decidable`)."""
+class WriteFile(FileChange):
+    """The tool with its steps of recovery."""
 
-    def intend(self, context: ToolContext, arguments: Arguments) -> Intent:
-        path: str = arguments["path"]
-        try:
-            workspace = workspace_of(context)
-            before = current(workspace, path)
-            return {"path": key(workspace, path), "before": image(before), "after": image(_after(before, arguments))}
-        except Exception:  # the call will most likely fail in the same way; should it not, nobody can tell later
-            return {"path": path, "before": None, "after": None}
-
-    def examine(
-        self, context: ToolContext, arguments: Arguments, intent: Intent
-    ) -> Literal["done", "not_done", "ambiguous"]:
-        try:
-            found = image(current(workspace_of(context), arguments["path"]))
-        except Exception:
-            return "ambiguous"
-        if intent["after"] is None:
-            return "ambiguous"
-        if found == intent["after"]:
-            return "done"
-        return "not_done" if found == intent["before"] else "ambiguous"
+    def after(self, before: bytes | None, arguments: Arguments) -> bytes:
+        return _after(before, arguments)
 
     def replayed(self, context: ToolContext, arguments: Arguments, intent: Intent) -> ToolExecutionResult:
         return _written(context, arguments, intent["before"], str(intent["after"]))
@@ -54,16 +30,9 @@ def _write(context: ToolContext, arguments: Arguments) -> ToolExecutionResult:
     before = current(workspace, path)
     image_before = image(before)
     if image_before is not None and not _appends(arguments):
-        require(context.file_baselines, key(workspace, path), path, image_before)
+        require(context.file_baselines, key(workspace, path), path, image_before, whole=True)
     data = _after(before, arguments)
-
-    def still_mine() -> None:
-        if image(current(workspace, path)) != image_before:
-            raise ToolError(f"The file changed while it was being written: {path}", "file_changed_since_read")
-        context.check_claim()
-
-    context.check_claim()
-    workspace.write_bytes(path, data, before_rename=still_mine)
+    replace_file(context, path, image_before, data)
     return _written(context, arguments, image_before, str(image(data)))
 
 
@@ -102,16 +71,19 @@ def _text(arguments: Arguments) -> str:
 
 def _after(before: bytes | None, arguments: Arguments) -> bytes:
     """The bytes of the file once the call is done."""
-    try:
-        added = _text(arguments).encode()
-    except UnicodeEncodeError:
-        raise ToolError("content holds an unpaired surrogate; send valid Unicode", "invalid_arguments") from None
+    added = encoded(_text(arguments))
     return (before or b"") + added if _appends(arguments) else added
 
 
 write_file = WriteFile(
     name="write_file",
-    description="Write a text file of the workspace.",
+    description=(
+        "Write a UTF-8 text file of the workspace; missing folders are made. Without `append` the file becomes "
+        "exactly `content`: for a new file, or to replace one you have read as a whole (an existing file you have "
+        "not read is refused, as is one that changed since). With `append` the text is added to the end of the "
+        "file as it is; leading_newline and trailing_newline then put a line break before or after it. To change a "
+        "part of a file use edit_file. Returns the bytes and characters that were written."
+    ),
     parameters={
         "type": "object",
         "properties": {
