@@ -89,14 +89,14 @@ def hop(hops: int, chains: int, rounds: int) -> list[Figure]:
     many: tuple[list[float], list[float]] = ([], [])
     cpu: tuple[list[float], list[float]] = ([], [])
     with _redis() as server, _worker(server, 8) as worker:
-        _chains(server, 1, 10), _runs(server, 1, "ten", 10)
+        _chains(server, worker, 1, 10), _runs(server, worker, 1, "ten", 10)
         for _ in range(rounds):
-            alone[0].append(_chains(server, 1, hops) / hops)
-            alone[1].append(_runs(server, 1, "long", 300) / 300)
+            alone[0].append(_chains(server, worker, 1, hops) / hops)
+            alone[1].append(_runs(server, worker, 1, "long", 300) / 300)
             before = _cpu(worker)
-            many[0].append(_chains(server, chains, 10) / (chains * 10))
+            many[0].append(_chains(server, worker, chains, 10) / (chains * 10))
             between = _cpu(worker)
-            many[1].append(_runs(server, chains, "ten", 10) / (chains * 10))
+            many[1].append(_runs(server, worker, chains, "ten", 10) / (chains * 10))
             cpu[0].append((between - before) / (chains * 10))
             cpu[1].append((_cpu(worker) - between) / (chains * 10))
     figures = []
@@ -113,22 +113,35 @@ def _cpu(worker: subprocess.Popen[bytes]) -> float:
     return spent.user + spent.system
 
 
-def _chains(server: RedisServer, chains: int, hops: int) -> float:
-    """Seconds that so many chains of empty hops take."""
+@contextmanager
+def _asleep(worker: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Stop the worker while its work is put before it, so that what it takes is measured and not who asks for it."""
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        worker.send_signal(signal.SIGCONT)
+
+
+def _chains(server: RedisServer, worker: subprocess.Popen[bytes], chains: int, hops: int) -> float:
+    """Seconds that so many chains of empty hops take once the worker begins."""
     client, channel = server.client(1), f"bench-{uuid.uuid4().hex[:8]}"
     sender = CeleryDispatcher(server.url(1))._client()
-    began = time.perf_counter()
-    for _ in range(chains):
-        sender.send_task("bench.hop", args=(hops - 1, channel), queue="vv-agent")
+    with _asleep(worker):
+        for _ in range(chains):
+            sender.send_task("bench.hop", args=(hops - 1, channel), queue="vv-agent")
+        began = time.perf_counter()
     for _ in range(chains):
         assert client.blpop([channel], 60) is not None
     return time.perf_counter() - began
 
 
-def _runs(server: RedisServer, runs: int, model: str, cycles_: int) -> float:
-    """Seconds that so many runs take, from the first one's creation to the last one's end by the store's clock."""
-    heads = _ended(server, _start(server, runs, model, cycles_), runs)
-    return (max(head.updated_at for head in heads) - min(head.created_at for head in heads)) / 1000
+def _runs(server: RedisServer, worker: subprocess.Popen[bytes], runs: int, model: str, cycles_: int) -> float:
+    """Seconds that so many runs take, from when the worker begins to the last one's end by the store's clock."""
+    with _asleep(worker):
+        prefix = _start(server, runs, model, cycles_)
+        began = store_at(server.url(0)).now()
+    return (max(head.updated_at for head in _ended(server, prefix, runs)) - began) / 1000
 
 
 def _start(server: RedisServer, runs: int, model: str, cycles_: int, **env: str) -> str:
@@ -165,11 +178,10 @@ def http(calls: int, slots: int, watched: float) -> list[Figure]:
             env = {"VV_AGENT_LOCAL_SETTINGS": str(file)}
             with _worker(server, slots, **env) as worker:
                 _ended(server, _start(server, 1, "settings", 2, **env), 1)
-                hop_ = _chains(server, max(1, calls // 10), 10) / (max(1, calls // 10) * 10)
-                worker.send_signal(signal.SIGSTOP)
-                prefix = _start(server, calls, "settings", 2, **env)
-                began = store_at(server.url(0)).now()
-                worker.send_signal(signal.SIGCONT)
+                hop_ = _chains(server, worker, max(1, calls // 10), 10) / (max(1, calls // 10) * 10)
+                with _asleep(worker):
+                    prefix = _start(server, calls, "settings", 2, **env)
+                    began = store_at(server.url(0)).now()
                 took = (max(head.updated_at for head in _ended(server, prefix, calls)) - began) / 1000
                 time.sleep(max(0.0, watched - took))
                 memory = psutil.Process(worker.pid).memory_info().rss / 1e6

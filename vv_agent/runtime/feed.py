@@ -71,13 +71,19 @@ class LivePublisher:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="vv-live", daemon=True)
                 self._thread.start()
-            self._ready.notify()
+            if len(self._items) == 1:  # to wake the thread for each costs more than all else
+                self._ready.notify()
+
+    def wanted(self, key: str) -> bool:
+        """Whether to publish a run's items; most of the time nobody reads, and then they are not even made."""
+        return self._live.wanted(key)
 
     def hurry(self) -> None:
         """Do not wait for the rest of the interval: a save follows that readers will see."""
         with self._ready:
-            self._urgent = True
-            self._ready.notify()
+            if self._items:
+                self._urgent = True
+                self._ready.notify()
 
     def close(self) -> None:
         """Send what is there and stop; nothing touches the store afterwards."""
