@@ -354,6 +354,8 @@ class _Start:
 
     def begin(self, *, in_caller: bool = False) -> None:
         """Carry the run on: in the caller's thread, in one of our own, or by workers."""
+        if in_caller:  # who has no handle reads no text later
+            self._feed.forgets = eventlog.LIVE_ONLY
         token = self._config.cancellation_token
         if token is not None:
             self.handle.when_over(token.on_cancel(lambda: self.handle.leave(token.reason)))

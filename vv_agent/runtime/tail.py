@@ -74,7 +74,7 @@ class Followed:
     def _lacks(self, durable: list[Numbered], live: list[Numbered]) -> bool:
         """Whether numbers are missing before the last of the durable events of a cycle."""
         last = durable[-1]
-        have = self.shown | {(i.cycle, i.attempt, i.n) for i in [*durable, *live]}
+        have = self.shown | self.reader.unknown | {(i.cycle, i.attempt, i.n) for i in [*durable, *live]}
         return any((last.cycle, last.attempt, n) not in have for n in range(last.n))
 
     def _pass_on(self, item: Numbered) -> None:
