@@ -124,8 +124,9 @@ class Tailer:
                 thread = threading.Thread(target=self._run, name="vv-tail", daemon=True)
                 thread.start()  # it waits for the lock, and then finds the run
                 self._thread = thread
+            if not any(run.key == key for run in self._followed.values()):
+                self._store.live.listen([key])  # before a worker is told of the run: then its first words are written
             self._followed[id(followed)] = followed
-            self._store.live.listen([key])  # before a worker is told of the run: then its first words are written
         return followed
 
     def unfollow(self, followed: Followed) -> None:
