@@ -88,12 +88,13 @@ def hop(hops: int, chains: int, rounds: int) -> list[Figure]:
     """A cycle through Celery against an empty task that sends itself again, in turns in the same worker process; and
     against one that on its way writes by three bare scripts what a cycle writes: what is left is the cycle itself."""
     alone: tuple[list[float], list[float]] = ([], [])
-    many: dict[str, list[float]] = {"empty": [], "bare": [], "ours": []}
-    cpu: dict[str, list[float]] = {"empty": [], "bare": [], "ours": []}
+    many: dict[str, list[float]] = {"empty": [], "bare": [], "handed": [], "ours": []}
+    cpu: dict[str, list[float]] = {name: [] for name in many}
     ways: dict[str, Callable[[], float]] = {}
     with _redis() as server, _worker(server, 8) as worker:
         ways["empty"] = lambda: _chains(server, worker, chains, 10)
         ways["bare"] = lambda: _chains(server, worker, chains, 10, "bench.bare")
+        ways["handed"] = lambda: _chains(server, worker, chains, 10, "bench.handed")
         ways["ours"] = lambda: _runs(server, worker, chains, "ten", 10)
         _chains(server, worker, 1, 10, "bench.bare"), _runs(server, worker, 1, "ten", 10)
         for _ in range(rounds):
@@ -105,7 +106,10 @@ def hop(hops: int, chains: int, rounds: int) -> list[Figure]:
                 cpu[name].append((_cpu(worker) - before) * 1000 / (chains * 10))
     wall, spent = ({name: median(values) for name, values in side.items()} for side in (many, cpu))
     note = f"{median(alone[1]) * 1000:.2f} ms a cycle, {median(alone[0]) * 1000:.2f} ms an empty hop"
-    parts = "{ours:.2f} ms a cycle, {bare:.2f} ms a hop with three bare scripts, {empty:.2f} ms an empty hop"
+    parts = (
+        "{ours:.2f} ms a cycle; {empty:.2f} ms an empty hop, {bare:.2f} one with three bare scripts, {handed:.2f} with "
+        "two calls in a helper thread besides"
+    )
     used = f"the worker's: {parts.format(**spent)}"
     return [
         Figure("Celery cycle, alone", median(alone[1]) / median(alone[0]), "x", None, note),
