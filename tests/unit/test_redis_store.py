@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
@@ -98,6 +99,18 @@ def test_what_this_process_remembers_of_a_run_never_decides(fake: fakeredis.Fake
     assert refused.why == "live_lease"
     other.save(claim, Change(1, Commit()))
     assert isinstance(mine.claim("k", 2, "c" * 32, owner="h/2/2", lease=LEASE), Claimed)
+
+
+def test_a_forked_child_writes_no_version_that_its_parent_writes_too(server: RedisServer) -> None:
+    store = RedisStore(server.url(4))
+    told = multiprocessing.get_context("fork").Queue()
+    child = multiprocessing.get_context("fork").Process(target=lambda: told.put(store.new_version()))
+    child.start()
+    try:
+        assert told.get(timeout=20)[:8] != store.new_version()[:8]
+    finally:
+        child.join(20)
+    store.close()
 
 
 def test_a_store_that_was_emptied_has_its_new_id_in_every_process(fake: fakeredis.FakeServer) -> None:

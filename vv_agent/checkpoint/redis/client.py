@@ -66,6 +66,9 @@ def in_ms(answer: Any) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def steady_ms(_clock: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) -> int:
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def steady_ms() -> int:
     """This machine's steady clock in ms; where it can, one that goes on while the machine sleeps."""
-    return time.clock_gettime_ns(_clock) // 1_000_000
+    return (time.monotonic_ns() if _BOOTTIME is None else time.clock_gettime_ns(_BOOTTIME)) // 1_000_000

@@ -57,7 +57,6 @@ class RedisStore(CheckpointStore):
     def _open_client(self) -> None:
         self._client = self._make()
         self._commit = self._client.register_script(COMMIT)
-        self._marks = Marks(self._client)
         self._watch = ChangeWatch(lambda: RedisPoller(self.client, self.channel))
         self.live: RedisLive = RedisLive(self)
         self._trees: dict[str, str] = {}
@@ -74,16 +73,18 @@ class RedisStore(CheckpointStore):
     @property
     def client(self) -> Any:
         """The client of this process; a fork makes its own."""
+        self._follow_fork()
+        return self._client
+
+    def _follow_fork(self) -> None:
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._open_client()
-        return self._client
 
     @property
     def marks(self) -> Marks:
-        """The marks of records, for this process."""
-        assert self.client is not None  # makes new ones after a fork
-        return self._marks
+        """The marks of records."""
+        return Marks(self.client)
 
     def _meta(self) -> str:
         client = self.client
@@ -116,7 +117,7 @@ class RedisStore(CheckpointStore):
                     if write and attempt % 4 == 1:
                         self.marks.wait(self.name("h", race.key), _WAIT_MS)
                     continue
-                except BaseException:
+                except Exception:
                     if tx.stale:  # decided on what this process remembered: look, then decide
                         self.forget(tx.stale)
                         continue
@@ -208,6 +209,7 @@ class RedisStore(CheckpointStore):
 
     def new_version(self) -> bytes:
         """A version that no record ever had: random for each process, counted within it."""
+        self._follow_fork()  # a child must not count on beside its parent
         return self._writer + next(self._writes).to_bytes(6, "big")
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from vv_agent.checkpoint.record import Entry, EntryKind, Filter, Head, Presence, Signal, State, pack_head, unpack_head
-from vv_agent.checkpoint.redis.client import in_ms, steady_ms
+from vv_agent.checkpoint.redis.client import in_ms, is_cluster, steady_ms
 from vv_agent.checkpoint.redis.marks import SEEN
 
 if TYPE_CHECKING:
@@ -358,8 +358,8 @@ class Transaction:
         if isinstance(answer, list):
             store.forget(keys)
             found = {key: _stored(key, fields) for key, fields in zip(keys, answer[1:], strict=True)}
-            time = Time(in_ms(answer[0]) - asked, asked) if store.tests_clock is None else None
-            raise LostRace(keys[0], found, time)
+            one_clock = store.tests_clock is None and not is_cluster(client)
+            raise LostRace(keys[0], found, Time(in_ms(answer[0]) - asked, asked) if one_clock else None)
         self.wrote = bool(commands)
         store.told(keys[0], answer)
         for command in self._after:
