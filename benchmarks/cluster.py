@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -20,6 +20,7 @@ import psutil
 
 from benchmarks import cycles
 from benchmarks.figures import Figure
+from benchmarks.floor import BARE_SCRIPT
 from benchmarks.job import AGENT
 from benchmarks.processes import _p95
 from tests.redis_server import RedisServer, any_redis
@@ -84,27 +85,37 @@ def _config(server: RedisServer, **more: Any) -> RunConfig:
 
 
 def hop(hops: int, chains: int, rounds: int) -> list[Figure]:
-    """A cycle through Celery against an empty task that sends itself again, in turns in the same worker process."""
+    """A cycle through Celery against an empty task that sends itself again, in turns in the same worker process; and
+    against one that on its way writes by three bare scripts what a cycle writes: what is left is the cycle itself."""
     alone: tuple[list[float], list[float]] = ([], [])
-    many: tuple[list[float], list[float]] = ([], [])
-    cpu: tuple[list[float], list[float]] = ([], [])
+    many: dict[str, list[float]] = {"empty": [], "bare": [], "handed": [], "ours": []}
+    cpu: dict[str, list[float]] = {name: [] for name in many}
+    ways: dict[str, Callable[[], float]] = {}
     with _redis() as server, _worker(server, 8) as worker:
-        _chains(server, 1, 10), _runs(server, 1, "ten", 10)
+        ways["empty"] = lambda: _chains(server, worker, chains, 10)
+        ways["bare"] = lambda: _chains(server, worker, chains, 10, "bench.bare")
+        ways["handed"] = lambda: _chains(server, worker, chains, 10, "bench.handed")
+        ways["ours"] = lambda: _runs(server, worker, chains, "ten", 10)
+        _chains(server, worker, 1, 10, "bench.bare"), _runs(server, worker, 1, "ten", 10)
         for _ in range(rounds):
-            alone[0].append(_chains(server, 1, hops) / hops)
-            alone[1].append(_runs(server, 1, "long", 300) / 300)
-            before = _cpu(worker)
-            many[0].append(_chains(server, chains, 10) / (chains * 10))
-            between = _cpu(worker)
-            many[1].append(_runs(server, chains, "ten", 10) / (chains * 10))
-            cpu[0].append((between - before) / (chains * 10))
-            cpu[1].append((_cpu(worker) - between) / (chains * 10))
-    figures = []
-    for name, (empty, ours), limit in (("alone", alone, None), (f"{chains} at once", many, 1.5)):
-        note = f"{median(ours) * 1000:.2f} ms a cycle, {median(empty) * 1000:.2f} ms an empty hop"
-        figures.append(Figure(f"Celery cycle, {name}", median(ours) / median(empty), "x", limit, note))
-    note = f"{median(cpu[1]) * 1000:.2f} ms of the worker's CPU a cycle, {median(cpu[0]) * 1000:.2f} ms an empty hop"
-    return [*figures, Figure("Celery cycle, CPU", median(cpu[1]) / median(cpu[0]), "x", None, note)]
+            alone[0].append(_chains(server, worker, 1, hops) / hops)
+            alone[1].append(_runs(server, worker, 1, "long", 300) / 300)
+            for name, work in ways.items():
+                before = _cpu(worker)
+                many[name].append(work() * 1000 / (chains * 10))
+                cpu[name].append((_cpu(worker) - before) * 1000 / (chains * 10))
+    wall, spent = ({name: median(values) for name, values in side.items()} for side in (many, cpu))
+    note = f"{median(alone[1]) * 1000:.2f} ms a cycle, {median(alone[0]) * 1000:.2f} ms an empty hop"
+    parts = (
+        "{ours:.2f} ms a cycle; {empty:.2f} ms an empty hop, {bare:.2f} one with three bare scripts, {handed:.2f} with "
+        "two calls in a helper thread besides"
+    )
+    used = f"the worker's: {parts.format(**spent)}"
+    return [
+        Figure("Celery cycle, alone", median(alone[1]) / median(alone[0]), "x", None, note),
+        Figure(f"Celery cycle, {chains} at once", wall["ours"] / wall["empty"], "x", 1.5, parts.format(**wall)),
+        Figure("Celery cycle, CPU", spent["ours"] / spent["empty"], "x", None, used),
+    ]
 
 
 def _cpu(worker: subprocess.Popen[bytes]) -> float:
@@ -113,22 +124,37 @@ def _cpu(worker: subprocess.Popen[bytes]) -> float:
     return spent.user + spent.system
 
 
-def _chains(server: RedisServer, chains: int, hops: int) -> float:
-    """Seconds that so many chains of empty hops take."""
+@contextmanager
+def _asleep(worker: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Stop the worker while its work is put before it, so that what it takes is measured and not who asks for it."""
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        worker.send_signal(signal.SIGCONT)
+
+
+def _chains(
+    server: RedisServer, worker: subprocess.Popen[bytes], chains: int, hops: int, task: str = "bench.hop"
+) -> float:
+    """Seconds that so many chains of hops take once the worker begins."""
     client, channel = server.client(1), f"bench-{uuid.uuid4().hex[:8]}"
     sender = CeleryDispatcher(server.url(1))._client()
-    began = time.perf_counter()
-    for _ in range(chains):
-        sender.send_task("bench.hop", args=(hops - 1, channel), queue="vv-agent")
+    with _asleep(worker):
+        for _ in range(chains):
+            sender.send_task(task, args=(hops - 1, channel), queue="vv-agent")
+        began = time.perf_counter()
     for _ in range(chains):
         assert client.blpop([channel], 60) is not None
     return time.perf_counter() - began
 
 
-def _runs(server: RedisServer, runs: int, model: str, cycles_: int) -> float:
-    """Seconds that so many runs take, from the first one's creation to the last one's end by the store's clock."""
-    heads = _ended(server, _start(server, runs, model, cycles_), runs)
-    return (max(head.updated_at for head in heads) - min(head.created_at for head in heads)) / 1000
+def _runs(server: RedisServer, worker: subprocess.Popen[bytes], runs: int, model: str, cycles_: int) -> float:
+    """Seconds that so many runs take, from when the worker begins to the last one's end by the store's clock."""
+    with _asleep(worker):
+        prefix = _start(server, runs, model, cycles_)
+        began = store_at(server.url(0)).now()
+    return (max(head.updated_at for head in _ended(server, prefix, runs)) - began) / 1000
 
 
 def _start(server: RedisServer, runs: int, model: str, cycles_: int, **env: str) -> str:
@@ -165,11 +191,10 @@ def http(calls: int, slots: int, watched: float) -> list[Figure]:
             env = {"VV_AGENT_LOCAL_SETTINGS": str(file)}
             with _worker(server, slots, **env) as worker:
                 _ended(server, _start(server, 1, "settings", 2, **env), 1)
-                hop_ = _chains(server, max(1, calls // 10), 10) / (max(1, calls // 10) * 10)
-                worker.send_signal(signal.SIGSTOP)
-                prefix = _start(server, calls, "settings", 2, **env)
-                began = store_at(server.url(0)).now()
-                worker.send_signal(signal.SIGCONT)
+                hop_ = _chains(server, worker, max(1, calls // 10), 10) / (max(1, calls // 10) * 10)
+                with _asleep(worker):
+                    prefix = _start(server, calls, "settings", 2, **env)
+                    began = store_at(server.url(0)).now()
                 took = (max(head.updated_at for head in _ended(server, prefix, calls)) - began) / 1000
                 time.sleep(max(0.0, watched - took))
                 memory = psutil.Process(worker.pid).memory_info().rss / 1e6
@@ -194,20 +219,12 @@ def _models(port: int) -> dict[str, Any]:
     return {"VERSION": "2", "backends": {"local": {"models": {"slow": model}}}, "endpoints": [endpoint]}
 
 
-_BARE = """
-redis.call('HSET', KEYS[1], 'v', ARGV[1], 'head', ARGV[2])
-if ARGV[3] ~= '' then redis.call('RPUSH', KEYS[2], ARGV[3], ARGV[4]) end
-redis.call('ZADD', KEYS[3], ARGV[1], KEYS[1])
-return 1
-"""
-
-
 class _Bare:
     """One run in Redis by three bare scripts a cycle that write as much as ours and check nothing."""
 
     def __init__(self, server: RedisServer, store: RedisStore) -> None:
         self._client = server.client(2)
-        self._script = self._client.register_script(_BARE)
+        self._script = self._client.register_script(BARE_SCRIPT)
         bodies = b"".join(entry.body for entry in store.entries("bench", 2, 4))  # of one cycle: two logs, two events
         self._halves = (b"", bodies[: len(bodies) // 2], bodies[len(bodies) // 2 :])
         self._head = store.client.hget(store.name("h", "bench"), "head")

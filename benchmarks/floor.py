@@ -16,6 +16,14 @@ from vv_agent.llm.base import ModelRequest, collect
 from vv_agent.llm.scripted import ScriptedModel
 from vv_agent.messages import Message
 
+BARE_SCRIPT = """
+redis.call('HSET', KEYS[1], 'v', ARGV[1], 'head', ARGV[2])
+if ARGV[3] ~= '' then redis.call('RPUSH', KEYS[2], ARGV[3], ARGV[4]) end
+redis.call('ZADD', KEYS[3], ARGV[1], KEYS[1])
+return 1
+"""
+"""On Redis: what a verb of a cycle writes, and no check."""
+
 
 def bare_loop(model: ScriptedModel, cycles: int) -> None:
     """A loop that calls the model and the tool and keeps the messages, no more."""

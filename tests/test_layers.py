@@ -29,7 +29,7 @@ FRONT_DOOR = len(LAYERS)
 HOMES = {
     "celery": ("dispatch.celery", "workers"),
     "kombu": ("workers.transport",),
-    "redis": ("*.redis",),
+    "redis": ("*.redis", "checkpoint.redis"),
     "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql", "sessions.sql"),
     "boto3": ("workspace.s3",),
     "botocore": ("workspace.s3",),

@@ -7,6 +7,7 @@ and the dispatcher: `dispatch` is a recipe that was sent, `retry_at` a due that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,17 @@ import pytest
 
 from tests.contract.aside import Cases
 from tests.contract.fixtures import load
-from tests.unit.workers.test_station import Place
+from tests.runs import receipt
+from tests.unit.workers.test_station import Place, add
+from vv_agent.checkpoint.identity import tool_operation_id
 from vv_agent.checkpoint.memory import MemoryStore
-from vv_agent.checkpoint.record import Change, Claimed, NewRun, Park, ParkReason, State
+from vv_agent.checkpoint.record import Change, Claimed, NewRun, Park, ParkReason, Progress, State
+from vv_agent.llm.base import ModelRequest, Part
+from vv_agent.llm.scripted import ScriptedModel
+from vv_agent.results import ToolExecutionResult, ToolStatus
 from vv_agent.runtime.lease import renewal_interval
 from vv_agent.runtime.recipe import CycleRecipe
+from vv_agent.runtime.transcript import log_entry, pack, storable
 from vv_agent.settings import Settings
 from vv_agent.testing import FakeClock, call
 from vv_agent.workers.sweeper import Sweeper
@@ -39,10 +46,6 @@ LEASES = Cases(
             f"capability/{case['name']}": "a definition names code, not capabilities"
             for case in ENVELOPE["capability_resolution_cases"]
         },
-    },
-    pending={
-        f"redelivery/{case['name']}": ("cluster", "driven through checkpoint_resume.json, not yet from here")
-        for case in ENVELOPE["redelivery_cases"]
     },
 )  # fmt: skip
 
@@ -144,6 +147,62 @@ def reconciliation(place: Place) -> str:
 def test_a_delivery_leads_to_the_decision_of_the_contract(place: Place, case: dict[str, Any]) -> None:
     with TRANSITIONS.run(case["name"]):
         assert globals()[case["name"]](place) == case["decision"]
+
+
+EXPECTED = {case["name"]: case["expected"] for case in ENVELOPE["redelivery_cases"]}
+
+
+def left_by_another(place: Place, recipe: CycleRecipe, **change: Any) -> None:
+    """What a worker that is gone saved in its claim on the cycle."""
+    claim = claim_for_another(place, recipe).claim
+    place.store.save(claim, Change(1, Progress(), **change))
+    place.store.expire("elsewhere/1/1")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Calls of models and tools."""
+    made: Counter[str] = Counter()
+    stream, invoke = ScriptedModel.stream, type(add).invoke
+
+    def counted_stream(self: ScriptedModel, request: ModelRequest) -> Iterator[Part]:
+        made["model"] += 1
+        return stream(self, request)
+
+    def counted_invoke(self: Any, *args: Any) -> Any:
+        made["tool"] += 1
+        return invoke(self, *args)
+
+    monkeypatch.setattr(ScriptedModel, "stream", counted_stream)
+    monkeypatch.setattr(type(add), "invoke", counted_invoke)
+    return made
+
+
+ASKED = receipt({"content": "", "tool_calls": [{"id": "c1", "name": "add", "arguments": {"a": 1, "b": 2}}]})
+
+
+def test_a_redelivered_call_whose_outcome_nobody_knows_is_not_made_again(place: Place, calls: Counter[str]) -> None:
+    with LEASES.run("redelivery/expired_started_unknown_tool"):
+        expected = EXPECTED["expired_started_unknown_tool"]
+        recipe = place.start(TOOL, "three")
+        started = {tool_operation_id(1, 1): pack({"state": "started", "attempt": 1})}
+        left_by_another(place, recipe, log=(log_entry([ASKED]),), journal=started, starts=True)
+        place.station.carry(recipe)
+        assert place.head().status == expected["status"]
+        assert (calls["model"], calls["tool"]) == (expected["model_calls"], expected["tool_calls"])
+
+
+def test_a_redelivered_cycle_replays_what_is_committed(place: Place, calls: Counter[str]) -> None:
+    with LEASES.run("redelivery/committed_receipt"):
+        expected = EXPECTED["committed_receipt"]
+        recipe = place.start(TOOL, "three")
+        done = ToolExecutionResult(tool_call_id="c1", content="3", status_code=ToolStatus.SUCCESS)
+        left_by_another(place, recipe, log=(log_entry([ASKED, ["t", 1, 0, storable(done.to_wire())]]),))
+        assert deliver(place, recipe) == "dispatch"
+        assert calls.total() == expected["external_calls"]
+        assert (place.head().cycle == 2) is expected["operation_replayed"]
+        place.station.carry(place.broker.sent[-1])
+        assert (place.head().state, calls) == (State.ENDED, Counter(model=1))
 
 
 def test_the_rules_of_the_transport_hold() -> None:

@@ -492,6 +492,8 @@ def test_events_wait_for_the_first_one(store: CheckpointStore) -> None:
 
 def test_live_text_is_read_from_a_number_on(store: CheckpointStore) -> None:
     start = store.live.last()
+    store.live.listen(["k"])
+    assert store.live.wanted("k")
     store.live.publish([("k", b"a"), ("other", b"x"), ("k", b"b")])
     cursor, items = store.live.read(["k"], start)
     assert items == [("k", b"a"), ("k", b"b")]

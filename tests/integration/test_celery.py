@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.jobs import JOBS, plan, summary
 from tests.redis_server import RedisServer, any_redis
 from tests.spawner import Spawner
 from vv_agent import NoToolPolicy
+from vv_agent.checkpoint.store import LISTENS
 from vv_agent.dispatch.celery import TASK, CeleryDispatcher
 from vv_agent.runtime.recipe import CycleRecipe
 
@@ -139,17 +141,24 @@ def test_a_cycle_delivered_again_and_again_runs_once(cluster: World) -> None:
 
 
 def test_a_worker_that_slept_past_its_lease_commits_nothing(cluster: World) -> None:
-    workers = {w.pid: w for w in (cluster.celery(ready=True), cluster.celery(ready=True))}
+    """Four runs that it holds go on elsewhere; once it wakes up each of its late commits is refused."""
+    sleeper = cluster.celery("-c", "4", ready=True)
     text = plan({"call": [["charge", {"n": 1, "seconds": 1.5}]]}, {"say": "done"})
-    handle = cluster.submit("k", text)
-    sleeper = busy_in(cluster, "tool")
-    workers[sleeper].signal(signal.SIGSTOP)
-    assert handle.result(30).final_output == "done"
-    workers[sleeper].signal(signal.SIGCONT)
-    said = until(lambda: re.search(r"cycle 1 of k: lost.*", workers[sleeper].said()), "it says that it lost the run")
-    print(f"\n{said.group(0)[:110]}")
-    assert [c.verdict for c in cluster.effects("charge")] == ["applied", "repeated"]
-    assert cluster.submit("k2", plan({"say": "more"})).result(20).final_output == "more"
+    handles = [cluster.submit(f"k{n}", text) for n in range(4)]
+    until(lambda: len(cluster.effects("tool_begins")) == 4, "it holds all four")
+    sleeper.signal(signal.SIGSTOP)
+    cluster.celery("-c", "4", ready=True)
+    assert [handle.result(30).final_output for handle in handles] == ["done"] * 4
+    sleeper.signal(signal.SIGCONT)
+    lost = until(
+        lambda: len(s := set(re.findall(r"cycle 1 of (k\d): lost", sleeper.said()))) == 4 and s, "it lost all four"
+    )
+    print(f"\nrefused after SIGCONT: {sorted(lost)}")
+    for n in range(4):
+        cycles = cluster.runner.resume(f"k{n}", store=cluster.store).raw_result.cycles
+        assert [len(cycle.tool_calls) for cycle in cycles] == [1, 0]
+    assert Counter(c.verdict for c in cluster.effects("charge")) == {"applied": 4, "repeated": 4}
+    assert cluster.submit("more", plan({"say": "more"})).result(20).final_output == "more"
 
 
 def test_messages_flushed_from_the_broker_lose_nothing(cluster: World) -> None:
@@ -166,7 +175,10 @@ def test_messages_flushed_from_the_broker_lose_nothing(cluster: World) -> None:
     assert worker.alive
 
 
-def test_runs_go_on_while_the_broker_is_down(spawner: Spawner, tmp_path: Path, redis_server: RedisServer) -> None:
+@pytest.mark.parametrize("outage", [3.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_runs_go_on_while_the_broker_is_down(
+    spawner: Spawner, tmp_path: Path, redis_server: RedisServer, outage: float
+) -> None:
     binary = any_redis()
     assert binary is not None
     broker = RedisServer(tmp_path / "broker", binary)
@@ -184,15 +196,21 @@ def test_runs_go_on_while_the_broker_is_down(spawner: Spawner, tmp_path: Path, r
         took = time.monotonic() - began
         second = world.submit("k2", plan({"say": "while it is down"}))
         assert second.result(30).final_output == "while it is down"
+        started = 0
+        while time.monotonic() - began < outage:  # one run after another, until it comes back
+            started += 1
+            assert world.submit(f"d{started}", plan({"say": "down", "sleep": 0.2})).result(30).final_output == "down"
+        down = time.monotonic() - began
         broker.start()
         back = time.monotonic()
         until(lambda: worker.said().count("Connected to") >= 2, "the worker finds the broker again", 30.0)
         print(
-            f"\nwithout a broker: 28 cycles in {took:.1f} s; found again {time.monotonic() - back:.1f} s after its return"
+            f"\nno broker for {down:.1f} s: 28 cycles in {took:.1f} s and {started + 1} new runs; found again "
+            f"{time.monotonic() - back:.1f} s after its return"
         )
         time.sleep(3.0)  # the dispatchers try again
         assert world.submit("k3", plan({"say": "back"})).result(20).final_output == "back"
-        assert len(world.effects("model_begins")) == 33
+        assert len(world.effects("model_begins")) == 33 + started
         assert worker.alive
     finally:
         world.close()
@@ -201,16 +219,26 @@ def test_runs_go_on_while_the_broker_is_down(spawner: Spawner, tmp_path: Path, r
 
 def test_a_duplicate_delivery_costs_one_verb(cluster: World) -> None:
     """Counted at the server: the commands of one store verb, no model and no tool call."""
-    worker = cluster.celery(ready=True)
+    worker = cluster.celery(ready=True, VV_AGENT_LEASE_SECONDS="30")
     handle = cluster.submit("k", plan({"call": [["charge", {"n": 1, "seconds": 4.0}]]}, {"say": "done"}))
     busy_in(cluster, "tool")
     head = cluster.head("k")
     assert head is not None
     assert cluster.broker is not None
-    recipe = CycleRecipe.of(head, cluster.store.id)
+    recipe, dispatcher = CycleRecipe.of(head, cluster.store.id), CeleryDispatcher(cluster.broker)
+    server = redis.Redis.from_url(cluster.url)
+
+    def scripts() -> int:
+        return int(server.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    before = scripts()
     for _ in range(5):
-        assert CeleryDispatcher(cluster.broker).dispatch(recipe)
+        assert dispatcher.dispatch(recipe)
     until(lambda: worker.said().count("succeeded in") >= 5, "the duplicates are done")
+    spent, others = scripts() - before, int(LISTENS) + 1
+    print(f"\n5 duplicates of a cycle under way: {spent} scripts of the store, whoever ran them")
+    assert 5 <= spent <= 5 + others, "one each, and those of readers here who say that they are there"
+    assert len(cluster.effects("tool_begins")) == 1
     assert handle.result(20).final_output == "done"
     assert len(cluster.effects("model_begins")) == 2
     assert len(cluster.effects("tool_begins")) == 1

@@ -183,6 +183,12 @@ class MemoryLive:
         self._lock = threading.Lock()
         self._number = 0
 
+    def wanted(self, key: str) -> bool:
+        return True
+
+    def listen(self, keys: Sequence[str], *, reading: bool = True) -> None:
+        return
+
     def publish(self, items: Sequence[tuple[str, bytes]]) -> None:
         with self._lock:
             for key, body in items:

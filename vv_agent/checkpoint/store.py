@@ -75,12 +75,20 @@ class Transaction(Protocol):
     def show(self, presence: Presence) -> None: ...
 
 
+LISTENS = 5.0
+"""Seconds after which a reader of live text says again that he reads."""
 Cursor: TypeAlias = Any
 """A place in the live channel; only the channel that gave it can read it."""
 
 
 class Live(Protocol):
     """The channel for text as it is generated: not durable, capped, dropped when it lags. Never raises."""
+
+    def wanted(self, key: str) -> bool:
+        """Whether to publish a run's text: False while it is known that nobody reads it. Asks nobody."""
+
+    def listen(self, keys: Sequence[str], *, reading: bool = True) -> None:
+        """Say that this process reads these runs, again every `LISTENS` seconds; or that it does no more."""
 
     def publish(self, items: Sequence[tuple[str, bytes]]) -> None:
         """Append (key, body) items."""

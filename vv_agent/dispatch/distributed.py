@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from vv_agent.checkpoint.record import Head, Look, ParkReason, State
 from vv_agent.checkpoint.store import CheckpointStore
@@ -47,7 +48,10 @@ class DistributedBackend:
         """Hand the run over; returns at once."""
         del resume
         engine.probe("dispatch", "before")
-        self.dispatcher.dispatch(recipe)
+        waits = self.dispatcher.hold_ms > 0
+        if not self.dispatcher.dispatch(recipe) and waits:  # for a message that does not come: due at once instead
+            with suppress(StoreError):
+                engine.store.defer(recipe.key, recipe.cycle, "the broker took no message", 0)
         engine.probe("dispatch", "after")
         if self.fallback:
             threading.Thread(

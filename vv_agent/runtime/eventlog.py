@@ -123,6 +123,8 @@ class EventReader:
     def __init__(self, body: Body) -> None:
         self._trace_id, self._session_id = body.trace_id, body.session_id
         self.transcript = Transcript()
+        self.unknown: set[tuple[int, int, int]] = set()
+        """Cycle, attempt and number of the events that were left out."""
 
     def feed(self, entry: Entry) -> list[Numbered]:
         """The events of one entry; a log entry has none, but its texts are kept for those that follow."""
@@ -138,6 +140,7 @@ class EventReader:
         numbered = []
         for event_type, n, created_at, fields, *refs in rows:
             if event_type not in EVENT_CLASSES:
+                self.unknown.add((origin.cycle, origin.attempt, n))
                 continue
             texts = {name: self._text(origin.cycle, ref) for name, ref in (refs[0] if refs else {}).items()}
             emitted = Emitted(event_type, n, created_at, {**fields, **texts}, {})

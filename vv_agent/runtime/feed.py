@@ -19,14 +19,20 @@ class EventSink(Protocol):
 
 
 class EventFeed:
-    """A run's events in order, from the first one on, for any number of readers. `close` ends their iteration."""
+    """A run's events in order, from the first one on, for any number of readers. `close` ends their iteration.
+
+    What it `forgets` is passed on nowhere: types of live text, where nobody can read them later.
+    """
 
     def __init__(self) -> None:
         self.events: list[RunEvent] = []
+        self.forgets: frozenset[str] = frozenset()
         self._more = threading.Condition()
         self._closed = False
 
     def put(self, event: RunEvent) -> None:
+        if event.type in self.forgets:
+            return
         with self._more:
             self.events.append(event)
             self._more.notify_all()
@@ -71,13 +77,19 @@ class LivePublisher:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="vv-live", daemon=True)
                 self._thread.start()
-            self._ready.notify()
+            if len(self._items) == 1:  # to wake the thread for each costs more than all else
+                self._ready.notify()
+
+    def wanted(self, key: str) -> bool:
+        """Whether to publish a run's items; most of the time nobody reads, and then they are not even made."""
+        return self._live.wanted(key)
 
     def hurry(self) -> None:
         """Do not wait for the rest of the interval: a save follows that readers will see."""
         with self._ready:
-            self._urgent = True
-            self._ready.notify()
+            if self._items:
+                self._urgent = True
+                self._ready.notify()
 
     def close(self) -> None:
         """Send what is there and stop; nothing touches the store afterwards."""

@@ -230,7 +230,7 @@ class Run:
         sink = self.engine.sink(self.key)
         if sink is not None:
             sink.put(build(self.origin, self.body.trace_id, emitted, self.body.session_id))
-        if self.head.queue is not None:
+        if self.head.queue is not None and self.engine.live.wanted(self.key):
             item = event_entry(self.origin, [emitted.whole()])
             if len(item) <= _MAX_LIVE:  # a larger one reaches readers with the save
                 self.engine.live.publish(self.key, item)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vv_agent.checkpoint.record import Entry, Head, Seen, State
-from vv_agent.checkpoint.store import CheckpointStore, Cursor
+from vv_agent.checkpoint.store import LISTENS, CheckpointStore, Cursor
 from vv_agent.errors import LASTING_FAULTS, CannotServe, CheckpointError, StoreError, VVAgentError
 from vv_agent.events import RunEvent, make_event
 from vv_agent.runtime.body import Body
@@ -74,7 +74,7 @@ class Followed:
     def _lacks(self, durable: list[Numbered], live: list[Numbered]) -> bool:
         """Whether numbers are missing before the last of the durable events of a cycle."""
         last = durable[-1]
-        have = self.shown | {(i.cycle, i.attempt, i.n) for i in [*durable, *live]}
+        have = self.shown | self.reader.unknown | {(i.cycle, i.attempt, i.n) for i in [*durable, *live]}
         return any((last.cycle, last.attempt, n) not in have for n in range(last.n))
 
     def _pass_on(self, item: Numbered) -> None:
@@ -124,6 +124,8 @@ class Tailer:
                 thread = threading.Thread(target=self._run, name="vv-tail", daemon=True)
                 thread.start()  # it waits for the lock, and then finds the run
                 self._thread = thread
+            if not any(run.key == key for run in self._followed.values()):
+                self._store.live.listen([key])  # before a worker is told of the run: then its first words are written
             self._followed[id(followed)] = followed
         return followed
 
@@ -137,14 +139,19 @@ class Tailer:
             self._followed.clear()
 
     def _run(self) -> None:
-        version, read, next_look = 0, -1, 0.0
+        version, read, next_look, listened = 0, -1, 0.0, time.monotonic()
+        runs: list[Followed] = []
         while True:
             with self._changed:
-                runs = list(self._followed.values())
+                before, runs = runs, list(self._followed.values())
                 if not runs:
+                    self._store.live.listen(list({run.key for run in before}), reading=False)
                     self._thread = None
                     return
             try:
+                if time.monotonic() - listened > LISTENS:
+                    self._store.live.listen(list({run.key for run in runs}))
+                    listened = time.monotonic()
                 everything = version != read or time.monotonic() >= next_look
                 live = self._read_live(runs)
                 look = _Look(self._store)

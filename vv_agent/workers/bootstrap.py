@@ -8,11 +8,15 @@ the parent holds open.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vv_agent import process
+from vv_agent.checkpoint.store import open_store
 from vv_agent.settings import Settings, read_settings
 from vv_agent.workers.station import Station
 from vv_agent.workers.sweeper import SweeperThread
@@ -36,6 +40,8 @@ class _Posts:
     station: Station | None = None
     pid = 0
     lock = threading.Lock()
+    on_sigterm: Callable[..., None] | None = None
+    """What a child of the pool does at SIGTERM, until it is set: the pool sets its own after the child has begun."""
 
 
 def give(orders: Orders) -> None:
@@ -49,11 +55,19 @@ def station() -> Station:
         if _Posts.station is None or _Posts.pid != os.getpid():
             orders = _Posts.orders or _orders_of(read_settings())
             _Posts.station, _Posts.pid = _open(orders), os.getpid()
+        if _Posts.on_sigterm is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _Posts.on_sigterm)
+            _Posts.on_sigterm = None
         return _Posts.station
 
 
 def _orders_of(settings: Settings) -> Orders:
     return Orders(settings, (settings.queue,), settings.concurrency)
+
+
+def check_store(settings: Settings) -> None:
+    """Raise what keeps a worker with these settings from its store. Nothing is left open: a pool may fork next."""
+    open_store(settings.store).close()
 
 
 def _open(orders: Orders) -> Station:
@@ -68,9 +82,12 @@ def _open(orders: Orders) -> Station:
 
 
 def begin_child() -> None:
-    """In a forked child: open its station, and stop it when the parent says so or is gone."""
+    """In a forked child: open its station, and stop it when the parent says so or is gone, or when the child itself is
+    told to end: SIGTERM to a process group reaches it before its parent says anything."""
     _Posts.lock = threading.Lock()  # the parent's may have been held at the fork
     opened = station()
+    told = threading.Thread(target=_leave, args=(opened,), name="vv-leave", daemon=True)
+    _Posts.on_sigterm = lambda *_: None if told.ident else told.start()
     if _Posts.orders is None or _Posts.orders.pipe is None:
         return
     reading, writing = _Posts.orders.pipe
@@ -82,6 +99,17 @@ def begin_child() -> None:
         opened.patiently(opened.engine.keeper.renew)
 
     threading.Thread(target=watch, name="vv-parent", daemon=True).start()
+
+
+_LAST_WORDS = 1.0
+"""Seconds for the pool to hear of the last task; a parent that stops too ends the child before they are over."""
+
+
+def _leave(opened: Station) -> None:
+    opened.stop()
+    opened.finish()
+    time.sleep(_LAST_WORDS)
+    os._exit(0)
 
 
 def stop() -> None:

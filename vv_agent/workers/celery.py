@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from typing import Any
 
 from celery import Celery, bootsteps
@@ -12,7 +13,7 @@ from celery.signals import worker_process_init
 from celery.worker.consumer import Consumer
 
 from vv_agent.dispatch.celery import TASK, transport_options, wire_settings
-from vv_agent.errors import SettingsError
+from vv_agent.errors import SettingsError, VVAgentError
 from vv_agent.settings import Settings
 from vv_agent.workers import bootstrap, tasks, transport
 
@@ -60,6 +61,11 @@ class _StationStep(bootsteps.StartStopStep):  # type: ignore[misc]
         queues = tuple(worker.app.amqp.queues.consume_from)
         slots = 1 if self._forks else worker.concurrency
         settings: Settings = worker.app.vv_settings
+        try:
+            bootstrap.check_store(settings)
+        except VVAgentError as error:  # nothing to wait for: whoever supervises the worker starts it again
+            sys.stderr.write(f"vv-agent: the worker cannot start: {error}\n")
+            raise SystemExit(1) from None
         bootstrap.give(bootstrap.Orders(settings, queues, slots, os.pipe() if self._forks else None))
 
     def start(self, parent: Any) -> None:

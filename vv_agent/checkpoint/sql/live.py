@@ -57,6 +57,12 @@ class SqlLive:
             self._ready = True
         return (self._reader if reads else self._engine).begin()
 
+    def wanted(self, key: str) -> bool:
+        return True
+
+    def listen(self, keys: Sequence[str], *, reading: bool = True) -> None:
+        return
+
     def publish(self, items: Sequence[tuple[str, bytes]]) -> None:
         rows = [{"run_key": key, "body": body} for key, body in items]
         self._quietly(lambda c: self._append(c, rows), None, reads=False)
