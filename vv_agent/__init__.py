@@ -28,6 +28,7 @@ _home(
     "RunBudgetLimits HostCost HostCostMeter UnavailableMetricPolicy BudgetUsageSnapshot BudgetUnavailableDimension "
     "BudgetExhaustion BudgetDimension BudgetEnforcementBoundary BudgetExhaustionReason BudgetUnavailableReason",
 )
+_home("vv_agent.approvals", "ApprovalAction ApprovalDecision ApprovalBroker ApprovalProvider ApprovalRequest")
 _home("vv_agent.tool_metadata", "ToolMetadata ToolSideEffect ToolIdempotency")
 _home(
     "vv_agent.results",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -12,6 +13,7 @@ from vv_agent.agent import Agent, NoToolPolicy, check_max_cycles
 from vv_agent.errors import ConfigError
 
 if TYPE_CHECKING:
+    from vv_agent.approvals import ApprovalBroker, ApprovalProvider
     from vv_agent.budget import HostCostMeter, RunBudgetLimits
     from vv_agent.cancellation import CancellationToken
     from vv_agent.checkpoint.config import CheckpointConfig
@@ -60,6 +62,9 @@ class RunConfig:
     session: Session | None = None
     budget_limits: RunBudgetLimits | None = None
     host_cost_meter: HostCostMeter | None = None
+    approval_provider: ApprovalProvider | None = None
+    approval_broker: ApprovalBroker | None = None
+    approval_timeout_seconds: float | None = None
     initial_messages: Sequence[Message] | None = None
     max_cycles: int | None = None
     no_tool_policy: NoToolPolicy | None = None
@@ -89,6 +94,9 @@ class RunConfig:
         limit = self.max_context_chars
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise ConfigError("run_config_invalid", f"max_context_chars {limit!r} must be a positive whole number")
+        seconds = self.approval_timeout_seconds
+        if seconds is not None and (isinstance(seconds, bool) or not 0 < seconds < math.inf):
+            raise ConfigError("run_config_invalid", f"approval_timeout_seconds {seconds!r} must be a number above 0")
         if self.session is not None and not callable(getattr(self.session, "get_items", None)):
             raise ConfigError("session_invalid", f"{self.session!r} is no Session; use e.g. SqliteSession(path, id)")
         for name, kind in (("execution_mode", ExecutionMode), ("no_tool_policy", NoToolPolicy)):

@@ -10,7 +10,7 @@ from typing import Any
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.admission import Admission, admit
 from vv_agent.checkpoint.config import ResumePolicy
-from vv_agent.checkpoint.record import Head, NewRun, ParkReason, State
+from vv_agent.checkpoint.record import Head, NewRun, ParkReason, Signal, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.definition import RunDefinition
 from vv_agent.dispatch.base import CycleDispatcher, hint
@@ -18,6 +18,7 @@ from vv_agent.errors import CheckpointError, ConfigError
 from vv_agent.events import RunEvent
 from vv_agent.messages import Message
 from vv_agent.runtime import eventlog, extensions, journal
+from vv_agent.runtime.approval import Approvals
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.inbox import answer_signal, resume_signal
@@ -106,8 +107,8 @@ def admit_run(engine: Engine, program: Program, new: NewRun, policy: ResumePolic
 
 
 def _readmit(engine: Engine, program: Program, head: Head, policy: ResumePolicy) -> Admitted:
-    waits = head.state is State.PARKED and head.reason in (ParkReason.INPUT, ParkReason.BUDGET)
-    over = head.state is State.ENDED or waits
+    ended = head.reason in (ParkReason.INPUT, ParkReason.BUDGET, ParkReason.APPROVAL) and rests(head)
+    over = head.state is State.ENDED or (head.state is State.PARKED and ended)
     stored = program if over else _stored_program(engine.store, head, program)
     admission = admit(policy, head.key, present=True, terminal=over, same_definition=stored is not None)
     if admission is Admission.RECOVER:
@@ -172,6 +173,32 @@ def definition_at(store: CheckpointStore, key: str) -> RunDefinition | None:
     """The definition of the run of that key, if there is one."""
     look = store.look(key)
     return RunDefinition.decode(store.definition(look.head.definition)) if look else None
+
+
+def decide(store: CheckpointStore, dispatcher: CycleDispatcher, key: str, signal: Signal) -> None:
+    """Post a word on an approval. Raises `already_decided` when another one came first, `run_finished`."""
+    posted = store.post(key, signal)
+    if posted.signal.body != signal.body:
+        name = posted.signal.id
+        raise ConfigError("already_decided", f"approval {name} of run {key!r} was decided already, with another word")
+    hint(dispatcher, posted.head, store.id)
+
+
+def shown_to(store: CheckpointStore, key: str, request_id: str) -> str:
+    """The digest of the arguments that stand in an open request; `unknown_approval_request` when there is none."""
+    asked = open_approvals(store, key).get(request_id)
+    if asked is None:
+        raise ConfigError(
+            "unknown_approval_request", f"unknown approval request: {request_id}; run {key!r} does not wait for it"
+        )
+    return str(asked["digest"])
+
+
+def open_approvals(store: CheckpointStore, key: str) -> dict[str, dict[str, Any]]:
+    """The approvals a run waits for, by request id."""
+    snapshot = store.load(key)
+    stored = (snapshot.blobs or {}).get("approvals") if snapshot else None
+    return Approvals(unpack(stored, f"approvals of run {key!r}")).open() if stored else {}
 
 
 def limits_of(store: CheckpointStore, head: Head) -> RunBudgetLimits:

@@ -31,8 +31,7 @@ def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...]) -> RunRe
     transcript = cached.transcript if cached else Transcript()
     for entry in snapshot.log:
         transcript.extend(entry.seq, entry.body)
-    state, budget = (_blob(snapshot, name) for name in ("state", "budget"))
-    raw = agent_result(head, body, transcript, state, budget)
+    raw = agent_result(head, body, transcript, unpacked(snapshot))
     if not body.checkpointed:
         raw = raw.model_copy(update={"checkpoint_key": None})
     definition = RunDefinition.decode(engine.store.definition(head.definition))
@@ -43,13 +42,14 @@ def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...]) -> RunRe
     return RunResult.of(
         raw, input=transcript.inputs.get(body.segment, ""), run_id=body.run_id, trace_id=body.trace_id,
         agent_name=body.agent, new_items=transcript.new_items(body.segment), events=events,
-        metadata={**metadata, "resolved_model": model.model_id}, resolved_model=model,
+        metadata={**metadata, "resolved_model": model.model_id}, resolved_model=model, home=(engine.store, key),
     )  # fmt: skip
 
 
-def _blob(snapshot: Snapshot, name: str) -> dict[str, Any]:
-    body = (snapshot.blobs or {}).get(name)
-    return unpack(body, f"{name} of run {snapshot.head.key!r}") if body else {}
+def unpacked(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    """The blobs of a record that its result is made from."""
+    wanted = {name: body for name, body in (snapshot.blobs or {}).items() if name in ("state", "budget", "approvals")}
+    return {name: unpack(body, f"{name} of run {snapshot.head.key!r}") for name, body in wanted.items()}
 
 
 def _doubt(key: str, transcript: Transcript, observation: ResumeObservation) -> str:

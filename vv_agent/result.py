@@ -34,7 +34,7 @@ class ResolvedModel:
     endpoint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class RunResult:
     """The outcome of one segment of a run; `RunResult.of` derives the fields that follow from the raw result.
 
@@ -54,6 +54,8 @@ class RunResult:
     metadata: Mapping[str, Any]
     agent_name: str
     resolved_model: ResolvedModel | None = None
+    home: tuple[Any, str] | None = field(default=None, repr=False, compare=False)
+    """The store and the key of the record in this process, for `Runner.resume`."""
 
     @classmethod
     def of(
@@ -68,6 +70,7 @@ class RunResult:
         events: tuple[RunEvent, ...] = (),
         metadata: Mapping[str, Any] | None = None,
         resolved_model: ResolvedModel | None = None,
+        home: tuple[Any, str] | None = None,
     ) -> Self:
         """The public result around the raw one."""
         texts = (raw_result.final_answer, raw_result.wait_reason, raw_result.error)
@@ -84,6 +87,7 @@ class RunResult:
             metadata=metadata or {},
             agent_name=agent_name,
             resolved_model=resolved_model,
+            home=home,
         )
 
     @property

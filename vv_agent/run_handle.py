@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from vv_agent.approvals import ApprovalDecision
+from vv_agent.checkpoint.record import Signal
 from vv_agent.dispatch.base import CycleDispatcher
 from vv_agent.dispatch.distributed import settle
-from vv_agent.errors import CheckpointError
-from vv_agent.events import RunEvent
+from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.events import ApprovalRequestedEvent, RunEvent
+from vv_agent.launch import decide, open_approvals, shown_to
 from vv_agent.result import RunResult
+from vv_agent.results import AgentStatus
+from vv_agent.runtime.approval import digest_of
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.feed import EventFeed
-from vv_agent.runtime.inbox import DEFAULT_REASON, cancel_signal
+from vv_agent.runtime.inbox import DEFAULT_REASON, approval_signal, cancel_signal, provider_failed_signal
 
 
 class RunHandleStatus(StrEnum):
@@ -132,6 +137,16 @@ class RunHandle:
             settle(self._engine, self._dispatcher, posted.head)
         return True
 
+    def approve(self, request_id: str, decision: ApprovalDecision) -> None:
+        """Decide on a tool call that waits; the decision is durable once this returns, and counts once.
+
+        Raises `ConfigError`: `unknown_approval_request` for an id the run did not ask about, `already_decided` when
+        another decision came first.
+        """
+        if not isinstance(decision, ApprovalDecision):
+            raise ConfigError("approval_invalid", f"{decision!r} is no decision; use e.g. ApprovalDecision.allow()")
+        self._decide(approval_signal(request_id, decision, self._digest(request_id)))
+
     def state(self) -> RunHandleState:
         """Where the run stands now."""
         if not self._future.done():
@@ -146,9 +161,34 @@ class RunHandle:
 
     # For the runner.
 
+    def fail_approval(self, request_id: str, message: str) -> None:
+        """Whoever was to decide could not."""
+        self._decide(provider_failed_signal(request_id, message, self._digest(request_id)))
+
+    def is_open(self, request_id: str) -> bool:
+        """Whether the run waits for this approval."""
+        return request_id in open_approvals(self._engine.store, self.checkpoint_key)
+
+    def _digest(self, request_id: str) -> str:
+        """What a request showed; one that was seen here may not be saved yet."""
+        for event in self._feed.events:
+            if isinstance(event, ApprovalRequestedEvent) and event.request_id == request_id:
+                return digest_of(event.tool_name, event.metadata["arguments"])
+        return shown_to(self._engine.store, self.checkpoint_key, request_id)
+
+    def _decide(self, signal: Signal) -> None:
+        decide(self._engine.store, self._dispatcher, self.checkpoint_key, signal)
+        self._engine.keeper.poke(self.checkpoint_key)
+
     def when_over(self, call: Callable[[], object]) -> None:
         """Call once the outcome is there."""
         self._future.add_done_callback(lambda _: call())
+
+    def waiting(self) -> RunResult | None:
+        """The result of a run that waits for its user."""
+        if self._future.exception() is not None or self._future.result().status is not AgentStatus.WAIT_USER:
+            return None
+        return self._future.result()
 
     def fail(self, error: BaseException) -> None:
         """The run cannot be followed any more."""

@@ -13,9 +13,10 @@ from vv_agent import process, references
 from vv_agent._facade import on_class_too
 from vv_agent._loop import awaited_on
 from vv_agent.agent import Agent
+from vv_agent.approvals import ApprovalDecision
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy, validate_key
-from vv_agent.checkpoint.record import State
+from vv_agent.checkpoint.record import Head, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.config import ExecutionMode, RunConfig, effective_config
 from vv_agent.dispatch.base import Backend, CycleDispatcher, drive, hint
@@ -23,8 +24,18 @@ from vv_agent.dispatch.distributed import DistributedBackend, workers_of
 from vv_agent.dispatch.inline import InlineBackend
 from vv_agent.errors import ConfigError
 from vv_agent.events import RunEvent
-from vv_agent.following import Start, follow, in_background, in_thread
-from vv_agent.launch import admit_run, check_journal, definition_at, existing, limits_of, new_run, wake
+from vv_agent.following import Start, WatchedFeed, desk_for, follow, in_background, in_thread
+from vv_agent.launch import (
+    admit_run,
+    check_journal,
+    decide,
+    definition_at,
+    existing,
+    limits_of,
+    new_run,
+    shown_to,
+    wake,
+)
 from vv_agent.llm.reference import ModelProvider
 from vv_agent.outcome import read_result
 from vv_agent.result import RunResult, RunState
@@ -32,8 +43,7 @@ from vv_agent.run_handle import RunHandle
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.compile import Layers, compile_run
 from vv_agent.runtime.context import Engine
-from vv_agent.runtime.feed import EventFeed
-from vv_agent.runtime.inbox import budget_signal
+from vv_agent.runtime.inbox import approval_signal, budget_signal
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.tail import rests
 from vv_agent.runtime.transcript import clean
@@ -170,10 +180,16 @@ class Runner:
         home = store or self._store_of_settings()
         head = existing(home, validate_key(key))
         engine, dispatcher = self._means(home)
-        feed = EventFeed()
-        handle = RunHandle(engine, dispatcher, key, head.run_id, feed)
+        handle, feed = self._follower(engine, dispatcher, head)
         follow(engine, handle, feed, Body.unpack(head.body, key))
         return handle
+
+    def _follower(self, engine: Engine, dispatcher: CycleDispatcher, head: Head) -> tuple[RunHandle, WatchedFeed]:
+        """A handle on a run that is there; the runner's own approval provider is asked about what it waits for."""
+        feed = WatchedFeed()
+        handle = RunHandle(engine, dispatcher, head.key, head.run_id, feed)
+        feed.desk = desk_for(self._default, handle, past=True)
+        return handle, feed
 
     @on_class_too
     def resume(
@@ -225,16 +241,20 @@ class Runner:
             raise ConfigError(
                 "run_not_resumable", f"resume takes the key of a run or its RunState, not {type(state).__name__}"
             )
-        key = state if isinstance(state, str) else state.result.checkpoint_key
+        kept, key = (None, state) if isinstance(state, str) else (state.result.home or (None, None))
         if key is None:
             raise ConfigError(
                 "run_not_resumable", "the run was kept in memory only; give it a checkpoint_key next time"
             )
-        home = store or self._store_of_settings()
+        home = store or kept or self._store_of_settings()
         head = existing(home, validate_key(key))
         engine, dispatcher = self._means(home)
-        feed = EventFeed()
-        handle = RunHandle(engine, dispatcher, key, head.run_id, feed)
+        handle, feed = self._follower(engine, dispatcher, head)
+        if isinstance(state, RunState):
+            for approved in state.approved_interruption_ids():
+                digest = shown_to(home, key, approved)
+                decide(home, dispatcher, key, approval_signal(approved, ApprovalDecision.allow(), digest))
+            head = existing(home, key)
         if head.state is State.ENDED and text is None:
             handle.finish(lambda: read_result(engine, key, ()))
             return handle
@@ -291,6 +311,7 @@ class Runner:
         backend = backend_given or _backend(mode, dispatcher, settings)
         queue = _queue(backend, settings)
         hold = dispatcher.hold_ms if queue is not None else 0
+        live = live or config.approval_provider is not None or config.approval_broker is not None
         body = Body(trace_id, run_id, agent.name, checkpointed=checkpoint is not None, live=live)
         if config.session is not None:
             body = replace(body, session_id=config.session.session_id)

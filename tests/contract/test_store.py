@@ -292,10 +292,10 @@ def test_a_park_that_ends_the_segment_waits_for_them_too(store: CheckpointStore)
     claim = claimed(store).claim
     store.post("k", Signal("s1", "cancel", b"enough"))
     with pytest.raises(SignalsWaiting):
-        store.save(claim, Change(1, Park(ParkReason.INPUT, commit=True), status="wait_user"))
+        store.save(claim, Change(1, Park(ParkReason.INPUT, commit=True), status="wait_user", closing=True))
     store.save(claim, Change(1, Progress()))
     store.post("k", Signal("s2", "resume"))
-    other = Change(2, Park(ParkReason.INPUT, commit=True), consumed=("s1",))
+    other = Change(2, Park(ParkReason.INPUT, commit=True), consumed=("s1",), closing=True)
     saved = store.save(Claim("k", 1, "a" * 32, claim.revision + 1, 0), other)
     assert saved.head.state is State.READY, "any other signal just wakes it again"
 

@@ -28,10 +28,7 @@ METADATA_CASES = Cases(
         )
     },
 )
-APPROVAL_CASES = Cases(
-    "approval_tool_policy.json",
-    pending={"approval": ("control", "approvals are not built yet"), "request_id": ("control", "likewise")},
-)
+APPROVAL_CASES = Cases("approval_tool_policy.json")
 
 
 def refused(policy: ToolPolicy, metadata: ToolMetadata | None, name: str, arguments: Any, advertised: list[str]) -> Any:

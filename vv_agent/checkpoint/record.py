@@ -288,12 +288,9 @@ class Change:
     starts: bool = False
     """An unsafe call or a child starts with this save: refused while a cancel is unread."""
     ending: bool = False
-    """The first save of an end; refused while a signal that could change the end is unread, as is a commit that parks
-    the run for input, and a park for budget (they end the segment)."""
+    """The first save of an end; refused while a signal that could change the end is unread."""
     closing: bool = False
-    """Fixes how a segment ends after which the run waits; refused like the end itself."""
-    closed: bool = False
-    """How the segment ends was fixed by an earlier save: this park is not refused."""
+    """The first save of the end of a segment after which the run waits; refused like that of the run."""
     durable: bool = False
     """Must survive power loss."""
     creates: tuple[NewRun, ...] = ()

@@ -155,18 +155,10 @@ def _progresses(change: Change) -> bool:
 def _signals_allow(head: Head, change: Change, unread: Sequence[Signal]) -> None:
     kinds = {signal.kind for signal in unread}
     starts_cancelled = (change.starts or change.creates) and "cancel" in kinds
-    ends = (change.ending and not head.ending) or change.closing or (_ends_segment(change) and not change.closed)
+    ends = change.closing or (change.ending and not head.ending)
     end_undecided = ends and kinds & ENDS_WAIT_FOR
     if starts_cancelled or end_undecided:
         raise SignalsWaiting(head.key, unread)
-
-
-def _ends_segment(change: Change) -> bool:
-    """A park that ends the segment has a terminal event, like an end: it is decided with the same care."""
-    match change.then:
-        case Park(reason=ParkReason.INPUT, commit=True) | Park(reason=ParkReason.BUDGET):
-            return True
-    return False
 
 
 def _next(head: Head, change: Change, signalled: bool, now: int) -> Head:

@@ -146,6 +146,24 @@ def answer(
     raise typer.Exit(commands.answer(key, text, as_json=json))
 
 
+@runs.command()
+def approve(
+    key: Key,
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="The request, as `runs show` names it.")],
+    *,
+    allow: Annotated[bool, typer.Option("--allow", help="Let the call run.")] = False,
+    allow_session: Annotated[
+        bool, typer.Option("--allow-session", help="Let it run, and later calls of that tool in this run.")
+    ] = False,
+    deny: Annotated[str | None, typer.Option(metavar="REASON", help="Do not let it run, for this reason.")] = None,
+    json: Json = False,
+) -> None:
+    """Decide on a tool call that waits for a yes."""
+    from vv_agent.cli import runs as commands
+
+    raise typer.Exit(commands.approve(key, request, allow=allow, allow_session=allow_session, deny=deny, as_json=json))
+
+
 @runs.command("raise-budget")
 def raise_budget(
     key: Key,

@@ -228,6 +228,26 @@ def reconcile(key: str, operation: str, verdict: Verdict, *, as_json: bool) -> i
         return _told(_post(store, settings, key, signal), "the decision is posted", as_json)
 
 
+def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: str | None, as_json: bool) -> int:
+    """Decide on a call that waits for a yes."""
+    from vv_agent import process
+    from vv_agent.approvals import ApprovalDecision
+    from vv_agent.launch import decide, shown_to
+    from vv_agent.runtime.inbox import approval_signal
+
+    if [allow, allow_session, deny is not None].count(True) != 1:
+        raise ConfigError("usage_invalid", "give exactly one of --allow, --allow-session, --deny REASON")
+    if deny is not None:
+        decision = ApprovalDecision.deny(deny)
+    else:
+        decision = ApprovalDecision.allow() if allow else ApprovalDecision.allow_session()
+    with _store() as (store, settings):
+        existing(store, key)
+        signal = approval_signal(request, decision, shown_to(store, key, request))
+        decide(store, process.dispatcher_for(store, settings), key, signal)
+        return _told(read_view(store, key), "the decision is posted", as_json)
+
+
 def raise_budget(key: str, limits: Mapping[str, int | None], *, as_json: bool) -> int:
     """Put other limits in place of those that are named."""
     from vv_agent.launch import limits_of

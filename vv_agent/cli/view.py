@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,8 @@ class View:
     model: str
     question: str | None
     observation: dict[str, Any] | None
+    approvals: tuple[Mapping[str, Any], ...]
+    """What it wants a yes for, as ApprovalSnapshots."""
     operation: str | None
     answer: str | None
     error: str | None
@@ -68,6 +71,7 @@ class View:
             "model": self.model,
             "question": self.question,
             "observation": self.observation,
+            "approvals": list(self.approvals),
             "final_answer": self.answer,
             "error": self.error,
             "error_code": self.error_code,
@@ -127,6 +131,7 @@ def existing(store: CheckpointStore, key: str) -> Snapshot:
 def read_view(store: CheckpointStore, key: str) -> View:
     """Read a run."""
     from vv_agent.definition import RunDefinition
+    from vv_agent.outcome import unpacked
     from vv_agent.runtime.body import Body
     from vv_agent.runtime.output import agent_result
     from vv_agent.runtime.owner import is_dead
@@ -138,7 +143,8 @@ def read_view(store: CheckpointStore, key: str) -> View:
     transcript = Transcript()
     for entry in snapshot.log:
         transcript.extend(entry.seq, entry.body)
-    result = agent_result(head, body, transcript, {}, {})
+    blobs = unpacked(snapshot)
+    result = agent_result(head, body, transcript, blobs)
     definition = RunDefinition.decode(store.definition(head.definition))
     held = head.state is State.CLAIMED and head.lease_until > snapshot.now
     gone = is_dead(head.owner or "")
@@ -148,6 +154,7 @@ def read_view(store: CheckpointStore, key: str) -> View:
         observation=body.observation, operation=_operation(transcript, body.observation), answer=result.final_answer,
         error=result.error, error_code=result.error_code, tokens=result.token_usage.total_tokens,
         served=served(store, head), holder_alive=held and not gone, unread=len(snapshot.signals),
+        approvals=tuple(approval.model_dump(mode="json") for approval in result.approvals()),
         holder=_holder(head.owner, gone) if head.state is State.CLAIMED and head.owner else None,
     )  # fmt: skip
 
@@ -207,6 +214,8 @@ def _of_parked(view: View) -> Sequence[Step]:
     match view.head.reason:
         case ParkReason.INPUT:
             return (Step("it waits for an answer; give it", command("runs", "answer", key) + " TEXT"),)
+        case ParkReason.APPROVAL:
+            return tuple(_approvals(key, view.approvals))
         case ParkReason.BUDGET:
             raised = command("runs", "raise-budget", key) + " --total-tokens N"
             return (Step("its budget is used up; give it other limits", raised),)
@@ -221,6 +230,15 @@ def _of_parked(view: View) -> Sequence[Step]:
             here = Step("no worker runs; wait for that time here", command("resume", key))
             return (by_itself,) if view.served else (by_itself, here)
     return (Step(f"it waits for: {view.head.reason}; watch it", command("runs", "watch", key)),)
+
+
+def _approvals(key: str, approvals: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
+    for asked in approvals:
+        base = command("runs", "approve", key, asked["interruption_id"])
+        what = f"{asked['tool_name']} {short(json.dumps(asked['arguments'], ensure_ascii=False), 200)}"
+        yield Step(f"it wants to call {what}; let it", f"{base} --allow")
+        yield Step("and every later call of that tool in this run", f"{base} --allow-session")
+        yield Step("do not let it", f"{base} --deny REASON")
 
 
 def _decisions(key: str, observation: dict[str, Any]) -> Sequence[Step]:

@@ -12,6 +12,7 @@ from vv_agent.runtime.context import Engine
 from vv_agent.runtime.owner import is_dead
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.run import Run
+from vv_agent.runtime.tail import rests
 
 _LOOK = 0.5
 """Seconds between looks at a run that waits for a time: a signal may have woken it."""
@@ -67,7 +68,7 @@ def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> Advan
                 recipe = step.next[0]
             case "released" if not engine.stopping:  # something woke it while it was parking
                 recipe = step.next[0]
-            case "parked" if step.head is not None and step.head.due is not None:
+            case "parked" if step.head is not None and not rests(step.head):
                 recipe = _when_due(engine, step.head)
             case "deferred":
                 raise cannot_serve(recipe.key, step)
@@ -92,8 +93,8 @@ def until_due(engine: Engine, head: Head) -> tuple[CycleRecipe, float]:
     look = engine.store.look(head.key)
     if look is None or look.head.state is not State.PARKED or engine.stopping:
         return CycleRecipe.of(head if look is None else look.head, engine.store.id), 0.0
-    left = max(0, (look.head.due or look.now) - look.now)
-    return CycleRecipe.of(look.head, engine.store.id), min(left / 1000, _LOOK)
+    left = _LOOK if look.head.due is None else max(0, look.head.due - look.now) / 1000
+    return CycleRecipe.of(look.head, engine.store.id), min(left, _LOOK)
 
 
 def _when_due(engine: Engine, head: Head) -> CycleRecipe:
@@ -119,6 +120,8 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
     if look is None or engine.stopping:
         return None
     head = look.head
+    if head.state is State.PARKED and not rests(head):
+        return _when_due(engine, head)
     if head.state is not State.CLAIMED:
         return CycleRecipe.of(head, engine.store.id) if _ready(head, look.now) else None
     if head.lease_until > look.now:

@@ -15,6 +15,7 @@ from vv_agent.errors import ConfigError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.recipe import CycleRecipe
+from vv_agent.runtime.tail import rests
 
 _pool: ContextVar[ThreadBackend | None] = ContextVar("vv_agent_pool", default=None)
 """The pool that advances the run whose code is running here, also in a helper thread of it."""
@@ -125,7 +126,7 @@ class _Job:
         if step.what in ("committed", "released") and not self.engine.stopping:
             self.recipe = step.next[0]
             return 0.0
-        if step.what == "parked" and step.head is not None and step.head.due is not None:
+        if step.what == "parked" and step.head is not None and not rests(step.head):
             self._parked = step.head
             return 0.0
         if step.what in ("refused", "lost"):  # rare: a dead owner, a back-off; the loop in this thread knows how

@@ -34,7 +34,7 @@ from vv_agent.skills.activation import AVAILABLE
 from vv_agent.tools.base import Tool
 from vv_agent.tools.builtin import build_default_registry, withheld
 from vv_agent.tools.builtin.shell import Bash
-from vv_agent.tools.policy import ApprovalPolicy, ToolPolicy, merge_policies
+from vv_agent.tools.policy import ToolPolicy, merge_policies
 from vv_agent.tools.registry import ToolRegistry
 from vv_agent.workspace import LocalWorkspaceBackend, WorkspaceBackend
 
@@ -76,8 +76,6 @@ def compile_run(
     resolved = layers.provider.resolve(ref)
     settings = _settings(layers, resolved)
     policy = merge_policies(agent.tool_policy, _policy(layers.default), _policy(layers.run))
-    if policy.approval is ApprovalPolicy.ALWAYS:
-        raise ConfigError("approval_unavailable", "ToolPolicy(approval='always') needs approvals, not available yet")
     hidden = withheld(agent_type=config.metadata.get("agent_type"), multimodal=resolved.native_multimodal)
     registry = _registry(config)
     files = config.workspace_backend or LocalWorkspaceBackend(config.workspace or workspace or DEFAULT_WORKSPACE)
@@ -145,7 +143,7 @@ class _Parts:
             },
             "credential_slots": list(checkpoint.credential_slots) if checkpoint else [],
             "runtime_controls": self._controls(),
-            "tools": [_describe_tool(tool, self.schemas.get(tool.name)) for tool in self.tools],
+            "tools": [self._tool(tool) for tool in self.tools],
             "tool_policy": self._policy(),
             "checkpoint_policy": _checkpoint_policy(checkpoint),
             "budget_limits": config.budget_limits.to_wire() if config.budget_limits else None,
@@ -158,6 +156,13 @@ class _Parts:
             ],
             "capability_refs": {slot: self._wire(ref) for slot, ref in self._refs().items()},
         }
+
+    def _tool(self, tool: Tool) -> dict[str, Any]:
+        needs = tool.needs_approval
+        approval: dict[str, Any] = {"mode": "static", "required": bool(needs)}
+        if not isinstance(needs, bool) and (ref := self._name(f"{APPROVAL_SLOT}{tool.name}", needs)) is not None:
+            approval = {"mode": "referenced", "ref": self._wire(ref)}
+        return {**_describe_tool(tool, self.schemas.get(tool.name)), "approval": approval}
 
     def _controls(self) -> dict[str, Any]:
         agent, config = self.layers.agent, self.layers.config
@@ -180,7 +185,7 @@ class _Parts:
             "disallowed_tools": list(policy.disallowed_tools),
             "approval": str(policy.approval),
             "predicate_ref": self._wire(self._name("tool_policy.predicate", policy.can_use_tool)),
-            "approval_timeout_seconds": None,
+            "approval_timeout_seconds": self.layers.config.approval_timeout_seconds,
             "denied_side_effects": [str(effect) for effect in policy.denied_side_effects],
             "denied_capability_tags": list(policy.denied_capability_tags),
             "deny_terminal_tools": policy.deny_terminal_tools,
@@ -210,7 +215,8 @@ class _Parts:
     def _refs(self) -> dict[str, CapabilityRef]:
         """The names of the code a worker must find; in a run that stays here, of what has a name."""
         config = self.layers.config
-        refs = {slot: ref for slot, ref in self._given.items() if slot not in _LIFTED}
+        lifted = {slot for slot in self._given if slot in _LIFTED or slot.startswith(APPROVAL_SLOT)}
+        refs = {slot: ref for slot, ref in self._given.items() if slot not in lifted}
         refs |= self._provider_refs()
         for number, tool in enumerate(self.tools):
             if (ref := self._code(tool_slot(number), tool, f"tool {tool.name!r}")) is not None:
@@ -277,6 +283,7 @@ class _Parts:
         return None if ref is None else ref.model_dump()
 
 
+APPROVAL_SLOT = "tool_approval:"
 _LIFTED = frozenset({"context", "workspace", "session", "tool_policy.predicate"})
 """Slots that have fields of their own."""
 
@@ -310,7 +317,6 @@ def _describe_tool(tool: Tool, schema: Mapping[str, Any] | None) -> dict[str, An
         "schema": {"type": "function", "function": shown},
         "tool_metadata": None if tool.tool_metadata is None else tool.tool_metadata.to_wire(),
         "timeout_seconds": tool.timeout_seconds,
-        "approval": {"mode": "static", "required": False},
     }
 
 
@@ -362,8 +368,6 @@ def _tools(agent: Agent, registry: ToolRegistry, metadata: Mapping[str, Any], hi
                 "tool_already_registered",
                 f"tool already registered: {tool.name}; two tools of agent {agent.name!r} have that name, rename one",
             )
-        if tool.needs_approval is not False:
-            raise ConfigError("approval_unavailable", f"tool {tool.name!r} needs approval, which is not available yet")
     listed = {tool.name for tool in agent.tools}
     offered = [tool for name, tool in tools.items() if name in listed or name not in hidden]
     return [tool.for_run(metadata) if isinstance(tool, Bash) else tool for tool in offered]

@@ -15,6 +15,7 @@ from vv_agent.messages import Message
 from vv_agent.results import AgentStatus, CompletionReason
 from vv_agent.runtime import conversation, extensions, journal, model_call, output, tool_calls
 from vv_agent.runtime.account import EXHAUSTED, Account, Exhausted
+from vv_agent.runtime.approval import ApprovalFailed, ApprovalNeeded, message_of
 from vv_agent.runtime.inbox import Inbox
 from vv_agent.runtime.output import Decision, GoOn, Stop
 from vv_agent.runtime.run import Run
@@ -62,9 +63,17 @@ def run_cycle(run: Run, commit: CommitPlan) -> None:
         _park_for_reconciliation(run, unresolved)
         return
     except StillWaiting as still:
-        status = "wait_user" if still.reason is ParkReason.INPUT else "failed"
-        run.save(Park(still.reason), status=status, closed=True)
+        status = "failed" if still.reason is ParkReason.BUDGET else "wait_user"
+        run.save(Park(still.reason, due_in=_approval_due(run)), status=status)
         return
+    except ApprovalNeeded:
+        if run.body.live:  # the stream stays open, the segment too
+            run.save(Park(ParkReason.APPROVAL, due_in=_approval_due(run)), durable=True)
+            return
+        decision = _asks(run)
+    except ApprovalFailed as error:
+        tool_calls.close_open_calls(run)
+        decision = output.failed(error.message, error.code)
     _carry_out(run, decision, commit)
 
 
@@ -134,25 +143,37 @@ def _account(run: Run, boundary: Callable[[Account, Run], None]) -> None:
 
 
 def _begin_segment(run: Run) -> None:
-    """An answer to a run that waits for the user, or other limits for one that used its budget up, begin its next
-    segment: a fresh run id and cycle limit. Raises `StillWaiting` when the run waits and there is no such thing."""
-    limits = _take_limits(run)
+    """What a run waited for begins its next segment: an answer, a decision on an approval, other limits. It has a fresh
+    run id and cycle limit. Raises `StillWaiting` when the run waits and nothing came."""
+    limits, decided = _take_limits(run), run.approvals.collect(run)
     answers, run.inbox.answers = run.inbox.answers, []
-    end = run.transcript.ends.get(run.body.segment)
-    exhausted = end is not None and end.get("reason") == CompletionReason.BUDGET_EXHAUSTED
-    if answers and (end is None or exhausted):
+    waits = _waits_for(run)
+    if answers and waits is not ParkReason.INPUT:
         run.emit("diagnostic", level="warning", code="answer_ignored", details={"reason": "the run did not wait"})
+    came = {ParkReason.BUDGET: limits, ParkReason.APPROVAL: decided, ParkReason.INPUT: answers}
+    if waits is not None and not came[waits]:
+        raise StillWaiting(waits)
+    if waits is not None:
+        _next_segment(run, Message("user", "\n\n".join(answers)) if waits is ParkReason.INPUT else None)
+    run.approvals.decide(run, decided)
+
+
+def _waits_for(run: Run) -> ParkReason | None:
+    """What the segment that ended waits for."""
+    end = run.transcript.ends.get(run.body.segment)
     if end is None:
-        return
-    if exhausted and not limits:
-        raise StillWaiting(ParkReason.BUDGET)
-    if not exhausted and not answers:
-        raise StillWaiting(ParkReason.INPUT)
+        return None
+    if end.get("reason") == CompletionReason.BUDGET_EXHAUSTED:
+        return ParkReason.BUDGET
+    return ParkReason.APPROVAL if run.approvals.requests else ParkReason.INPUT
+
+
+def _next_segment(run: Run, said: Message | None) -> None:
     segment = run.body.segment + 1
     run.body = replace(
         run.body, segment=segment, first_cycle=run.cycle, run_id=run.engine.new_id("run"), observation=None
     )
-    run.log(["s", segment] if exhausted else ["i", segment, Message("user", "\n\n".join(answers)).to_wire()])
+    run.log(["s", segment] if said is None else ["i", segment, said.to_wire()])
     run.emit("run_started", refs={"input": ("input", segment)}, input=run.transcript.inputs[segment])
     run.emit("agent_started")
 
@@ -244,6 +265,7 @@ def _commit(run: Run, decision: GoOn, commit: CommitPlan) -> None:
     for message in decision.messages:
         run.log(message_item(run.cycle, message))
     extensions.snapshot(run)
+    run.approvals.forget()
     run.save(commit())
 
 
@@ -260,11 +282,13 @@ def _stop(run: Run, decision: Stop) -> None:
         conversation.fix_end(run, decision, ends=isinstance(_goes_to(run, decision), End))
         decision = conversation.append(run, decision)
     then = _goes_to(run, decision)
+    if isinstance(then, End) or then.commit:
+        run.approvals.forget()
     run.save(
         then,
         status=decision.status.value,
         ending=isinstance(then, End),
-        closed=keeps,
+        closing=isinstance(then, Park) and not keeps,
         durable=True,
         last_log=[["e", run.body.segment, decision.to_log()]],
         last_events=[terminal_event(run, decision)],
@@ -272,8 +296,22 @@ def _stop(run: Run, decision: Stop) -> None:
     background.end(run.key)
 
 
+def _asks(run: Run) -> Stop:
+    """The end of a segment that waits for approvals."""
+    asked = next(iter(run.approvals.open().values()))
+    return Stop(AgentStatus.WAIT_USER, CompletionReason.WAIT_USER, asked["tool"], message_of(asked["tool"]))
+
+
+def _approval_due(run: Run) -> int | None:
+    """Milliseconds until the first approval that is asked for times out."""
+    timed = any(request.get("until") for request in run.approvals.open().values())
+    return run.approvals.due_in(run.engine.store.now()) if timed else None
+
+
 def _goes_to(run: Run, decision: Stop) -> Park | End:
     """Where the end of a segment leaves the run."""
+    if decision.status is AgentStatus.WAIT_USER and run.approvals.open():
+        return Park(ParkReason.APPROVAL, due_in=_approval_due(run))
     if decision.status is AgentStatus.WAIT_USER:
         return Park(ParkReason.INPUT, commit=True)
     if decision.reason == CompletionReason.BUDGET_EXHAUSTED and run.body.checkpointed:

@@ -4,6 +4,7 @@ An event entry holds the events of one save: `[run id, agent, cycle, attempt, [[
 ...]]`. The envelope is filled in from the header; `refs` name fields whose text stands in the log and nowhere else:
 
     ["args", position]   the arguments of a call of this cycle      ["input", segment]   the input of a segment
+    ["approval", position]   the arguments and the tool of a call that waits for a yes
     ["declared", ...]    a tool's declaration, its five fields in a row
     ["answer", segment]  the final output of a segment              ["partial", segment] its partial output
 
@@ -152,6 +153,9 @@ class EventReader:
         match ref:
             case ["args", position]:
                 return parse_arguments(self.transcript.turns[cycle].call(position).arguments)
+            case ["approval", position]:
+                call = self.transcript.turns[cycle].call(position)
+                return {"arguments": parse_arguments(call.arguments), "tool_name": call.name}
             case ["declared", *values]:
                 return ToolMetadata(*values)
             case ["input", segment]:

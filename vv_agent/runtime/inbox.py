@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vv_agent.approvals import ApprovalAction, ApprovalDecision
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.reconciliation import ReconciliationDecision
 from vv_agent.checkpoint.record import Signal
 from vv_agent.errors import CannotServe, VVAgentError
-from vv_agent.runtime.transcript import pack, unpack
+from vv_agent.runtime.approval import FAILED
+from vv_agent.runtime.transcript import pack, storable, unpack
 
-KINDS = frozenset({"cancel", "reconcile", "answer", "resume", "budget"})
+KINDS = frozenset({"cancel", "reconcile", "answer", "resume", "budget", "approval"})
 DEFAULT_REASON = "Run was cancelled."
 
 
@@ -39,6 +41,8 @@ class Inbox:
     answers: list[str] = field(default_factory=list)
     limits: RunBudgetLimits | None = None
     """What the budget was raised to, by the newest signal."""
+    approvals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Decisions by request id."""
     consumed: list[str] = field(default_factory=list)
     """Ids that the next save consumes."""
     faults: list[str] = field(default_factory=list)
@@ -84,6 +88,10 @@ class Inbox:
                 self.decisions[body["operation_id"]] = Decided(decision, body.get("attempt"))
             case "answer":
                 self.answers.append(str(body["input"]))
+            case "approval":
+                if body["action"] not in (*ApprovalAction, FAILED):
+                    raise ValueError(f"action {body['action']!r}")
+                self.approvals[signal.id] = body
             case "budget":
                 self.limits = RunBudgetLimits.from_wire(body["limits"])
 
@@ -116,6 +124,20 @@ def reconcile_signal(
 
 def answer_signal(signal_id: str, text: str) -> Signal:
     return Signal(signal_id, "answer", pack({"input": text}))
+
+
+def approval_signal(request_id: str, decision: ApprovalDecision, digest: str) -> Signal:
+    """A decision on a request; `digest` says which arguments were shown."""
+    body = {
+        "action": decision.action.value, "reason": decision.reason, "metadata": storable(decision.metadata),
+        "digest": digest,
+    }  # fmt: skip
+    return Signal(request_id, "approval", pack(body))
+
+
+def provider_failed_signal(request_id: str, message: str, digest: str) -> Signal:
+    """Whoever was to decide could not: the run fails with this message."""
+    return Signal(request_id, "approval", pack({"action": FAILED, "reason": message, "digest": digest}))
 
 
 def budget_signal(signal_id: str, limits: RunBudgetLimits) -> Signal:

@@ -109,15 +109,14 @@ def usage_of(turn: Turn) -> TokenUsage:
     return normalize_token_usage(turn.usage, turn.usage_source, turn.cache_status)
 
 
-def cycle_record(turn: Turn, first_cycle: int) -> CycleRecord:
-    """One cycle in its public form."""
+def cycle_record(turn: Turn, first_cycle: int, asked: Mapping[int, dict[str, Any]]) -> CycleRecord:
+    """One cycle in its public form; `asked` are the results that stand in for calls that wait."""
+    results = {**asked, **turn.results}
     return CycleRecord(
         index=turn.cycle - first_cycle + 1,
         assistant_message=turn.message.content,
         tool_calls=tuple(CycleToolCall(id=c.id, name=c.name, arguments=_object(c)) for c in turn.calls),
-        tool_results=tuple(
-            ToolExecutionResult.from_wire(turn.results[p]) for p in range(len(turn.calls)) if p in turn.results
-        ),
+        tool_results=tuple(ToolExecutionResult.from_wire(results[p]) for p in range(len(turn.calls)) if p in results),
         memory_compacted=False,
         token_usage=usage_of(turn),
     )
@@ -131,21 +130,21 @@ def _object(call: Any) -> dict[str, Any]:
     return arguments
 
 
-def agent_result(
-    head: Head, body: Body, transcript: Transcript, shared_state: Mapping[str, Any], budget: Mapping[str, Any]
-) -> AgentResult:
-    """The result of the record as it stands, assembled from the log. Cycles are those of the open segment; `budget` is
-    what the account of a limited run has stored."""
+def agent_result(head: Head, body: Body, transcript: Transcript, blobs: Mapping[str, Mapping[str, Any]]) -> AgentResult:
+    """The result of the record as it stands, assembled from the log and the decoded blobs. Cycles are those of the open
+    segment; a call that waits for an approval has a result that says so."""
+    budget, asked = blobs.get("budget") or {}, _asked(transcript, head, blobs.get("approvals") or {})
     turns = [turn for cycle, turn in sorted(transcript.turns.items()) if body.first_cycle <= cycle < _committed(head)]
-    records = [cycle_record(turn, body.first_cycle) for turn in turns]
+    records = [cycle_record(turn, body.first_cycle, asked if turn.cycle == head.cycle else {}) for turn in turns]
     usage = aggregate([CycleTokenUsage(cycle_index=r.index, usage=r.token_usage) for r in records])
     end = transcript.ends.get(body.segment, {})
-    status = AgentStatus(end.get("status", head.status))
+    waits = head.reason is ParkReason.APPROVAL and not end
+    status = AgentStatus.WAIT_USER if waits else AgentStatus(end.get("status", head.status))
     answer = transcript.answer(body.segment)
     exhaustion = budget.get("exhaustion") if end.get("reason") == CompletionReason.BUDGET_EXHAUSTED else None
     result = AgentResult(
         status=status,
-        completion_reason=CompletionReason(end["reason"]) if end.get("reason") else None,
+        completion_reason=_reason(end, waits=waits),
         completion_tool_name=end.get("tool"),
         partial_output=transcript.last_text,
         messages=tuple(transcript.messages),
@@ -153,7 +152,7 @@ def agent_result(
         final_answer=answer,
         wait_reason=answer if status is AgentStatus.WAIT_USER else None,
         error=end.get("error"),
-        shared_state=dict(shared_state),
+        shared_state=dict(blobs.get("state") or {}),
         token_usage=usage,
         budget_usage=BudgetUsageSnapshot.from_wire(budget["usage"]) if budget else None,
         budget_exhaustion=BudgetExhaustion.from_wire(exhaustion) if exhaustion else None,
@@ -164,10 +163,30 @@ def agent_result(
     return result.normalized()
 
 
+def _reason(end: Mapping[str, Any], *, waits: bool) -> CompletionReason | None:
+    if waits:
+        return CompletionReason.WAIT_USER
+    return CompletionReason(end["reason"]) if end.get("reason") else None
+
+
+def _asked(transcript: Transcript, head: Head, stored: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """The stand-ins for calls of the open cycle that wait for an approval, by position."""
+    from vv_agent.runtime.approval import Approvals, shown
+
+    turn = transcript.turns.get(head.cycle)
+    if turn is None or not stored:
+        return {}
+    return {
+        one["position"]: shown(name, one, _object(turn.call(one["position"])))
+        for name, one in Approvals(stored).open().items()
+    }
+
+
 def _committed(head: Head) -> int:
-    """The first cycle that is not committed; the open cycle of a run that ended, or whose budget did, counts as
-    committed."""
-    return head.cycle + 1 if head.ending or head.reason is ParkReason.BUDGET else head.cycle
+    """The first cycle that is not committed; the open cycle of a run that ended, or whose budget did, or that waits for
+    an approval, counts as committed."""
+    shows_open = head.ending or head.reason in (ParkReason.BUDGET, ParkReason.APPROVAL)
+    return head.cycle + 1 if shows_open else head.cycle
 
 
 def _parked_code(head: Head) -> str | None:

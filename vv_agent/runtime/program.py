@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vv_agent import references
 from vv_agent.agent import NoToolPolicy
 from vv_agent.budget import RunBudgetLimits
-from vv_agent.definition import REDACTED, DefinedTool, RunDefinition, RuntimeControls
+from vv_agent.definition import REDACTED, DefinedTool, RunDefinition, RuntimeControls, StaticApproval
 from vv_agent.errors import CannotServe, ConfigError, ReferenceInvalid, StoreError
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
 from vv_agent.tool_metadata import ToolMetadata
@@ -142,6 +142,11 @@ class Program:
         """What a tool declared when the run began."""
         defined = self._defined.get(name)
         return defined.tool_metadata.idempotency if defined and defined.tool_metadata else "unknown"
+
+    def asks(self, name: str) -> bool:
+        """Whether the tool asked for approval of every call when the run began."""
+        approval = self._defined[name].approval if name in self._defined else None
+        return isinstance(approval, StaticApproval) and approval.required
 
     def declared(self, name: str) -> ToolMetadata | None:
         """A tool's declaration, for events."""

@@ -11,6 +11,7 @@ from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Release, Seen, Then
 from vv_agent.errors import SignalsWaiting, VVAgentError
 from vv_agent.runtime.account import Account
+from vv_agent.runtime.approval import Approvals
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Cached, Engine
 from vv_agent.runtime.eventlog import LIVE_ONLY, Emitted, Origin, Refs, build, event_entry
@@ -49,6 +50,9 @@ class Run:
         self.extensions: dict[str, Any] = self._blob("extensions")
         limits, kept = program.limits, self._blob("budget")
         self.account = Account(limits or RunBudgetLimits(), kept, program.host_cost_meter) if limits or kept else None
+        self.approvals = Approvals(self._blob("approvals"))
+        self.claimed_at = snapshot.now
+        """The store's clock at the claim, in ms."""
         self.journal = {name: unpack(body, f"journal entry {name}") for name, body in snapshot.journal.items()}
         self._journal_changes: dict[str, bytes | None] = {}
         self._log: list[Sequence[Any]] = []
@@ -132,7 +136,6 @@ class Run:
         starts: bool = False,
         ending: bool = False,
         closing: bool = False,
-        closed: bool = False,
         durable: bool = False,
         last_log: Sequence[Sequence[Any]] = (),
         last_events: Sequence[Emitted] = (),
@@ -163,7 +166,6 @@ class Run:
             starts=starts,
             ending=ending,
             closing=closing,
-            closed=closed,
             durable=durable,
         )
         if self.head.queue is not None:
@@ -241,7 +243,9 @@ class Run:
         return value
 
     def _changed_blobs(self) -> Mapping[str, bytes | None]:
-        current = {"state": self.shared_state, "extensions": self.extensions}
+        current = {
+            "state": self.shared_state, "extensions": self.extensions, "approvals": self.approvals.stored(),
+        }  # fmt: skip
         if self.account is not None:
             current["budget"] = self.account.stored()
         packed = {name: pack(value) for name, value in current.items() if value or name in self._blobs}

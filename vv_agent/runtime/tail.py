@@ -240,5 +240,5 @@ class _Look:
 
 
 def rests(head: Head) -> bool:
-    """The run ended, or is parked until somebody does something."""
-    return head.state is State.ENDED or (head.state is State.PARKED and head.due is None)
+    """There is a result: the run ended, or its segment did and it waits for somebody."""
+    return head.state is State.ENDED or (head.state is State.PARKED and head.status != "running")

@@ -18,7 +18,7 @@ from vv_agent.checkpoint.record import Progress
 from vv_agent.errors import SignalsWaiting
 from vv_agent.messages import ToolCall
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
-from vv_agent.runtime import journal
+from vv_agent.runtime import approval, journal
 from vv_agent.runtime.eventlog import declared_ref
 from vv_agent.runtime.helpers import Call
 from vv_agent.runtime.lease import steady_clock
@@ -29,7 +29,7 @@ from vv_agent.runtime.transcript import storable
 from vv_agent.runtime.waiting import RunCancelled, Stopping, submit, wait_for
 from vv_agent.tools.artifacts import shortened
 from vv_agent.tools.base import CallSafety, Decidable, Intent, Tool, ToolContext, safety_of
-from vv_agent.tools.orchestrator import ReadyCall, invoke
+from vv_agent.tools.orchestrator import ReadyCall, RefusedCall, invoke
 from vv_agent.tools.output import error_result
 
 MAX_ANSWER_CHARS = 8_000_000
@@ -161,7 +161,16 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
     call = run.turn.call(position)
     checked = run.program.orchestrator.check(call)
     if isinstance(checked, ReadyCall):
-        return Prepared(position, call, checked.tool, checked.arguments, parsed(call))
+        prepared = Prepared(position, call, checked.tool, checked.arguments, parsed(call))
+        denied = approval.refused(run, position, call, prepared.shown)
+        if denied is None:
+            if not _undecided(run, prepared):
+                return prepared
+            if not stage:
+                _ask(run)
+                raise approval.ApprovalNeeded
+            return None
+        checked = RefusedCall(denied, prepared.shown)
     if stage:
         return None
     if checked.arguments is not None:
@@ -172,7 +181,32 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
     return None
 
 
+def _undecided(run: Run, prepared: Prepared) -> bool:
+    """Whether somebody must say yes first, and has not."""
+
+    def judge() -> bool:
+        return approval.required(run, prepared.tool, _context(run, prepared, CallState(run)), parsed(prepared.call))
+
+    return approval.undecided(run, prepared.position, prepared.tool, judge)
+
+
+def _ask(run: Run) -> None:
+    """Open the requests of all calls that are still to be made: who decides sees them side by side."""
+    assert run.turn is not None
+    for position in _pending(run):
+        call = run.turn.call(position)
+        checked = run.program.orchestrator.check(call)
+        if not isinstance(checked, ReadyCall):
+            continue
+        prepared = Prepared(position, call, checked.tool, checked.arguments, parsed(call))
+        if _undecided(run, prepared):
+            _planned(run, position, prepared.shown)
+            approval.ask(run, position, call, prepared.shown)
+
+
 def _planned(run: Run, position: int, arguments: dict[str, Any]) -> None:
+    if approval.was_asked(run, position):  # it was shown then
+        return
     run.emit("tool_call_planned", **_call_fields(run, position, arguments))
 
 

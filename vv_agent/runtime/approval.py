@@ -1,0 +1,180 @@
+"""Which calls wait for a yes, and what became of the requests: kept with the run's record, so that a decision may come
+from any process and after any restart.
+
+A request belongs to a call of the open cycle and is bound to a digest of the arguments that were shown. Its decision is
+a signal with the request's id, of which the first one counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vv_agent.approvals import ApprovalAction
+from vv_agent.errors import VVAgentError
+from vv_agent.messages import ToolCall
+from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
+from vv_agent.runtime.transcript import storable
+from vv_agent.tools.base import Arguments, Tool, ToolContext
+from vv_agent.tools.output import error_result
+from vv_agent.tools.policy import ApprovalPolicy
+
+if TYPE_CHECKING:
+    from vv_agent.runtime.run import Run
+
+FAILED = "failed"
+"""The action of a provider that raised: the run fails with its message."""
+
+
+class ApprovalNeeded(Exception):
+    """Nothing of the batch can go on before somebody decides. Leaves no cycle."""
+
+
+class ApprovalFailed(VVAgentError):
+    """Whoever was asked could not answer. Leaves no cycle."""
+
+
+def request_id(run: Run, position: int) -> str:
+    name = f"{run.key}\0{run.head.run_id}\0{run.cycle}\0{position}"
+    return f"approval_{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def digest_of(tool_name: str, arguments: Mapping[str, Any]) -> str:
+    """What a decision is bound to: the tool, and the arguments as they were shown."""
+    text = json.dumps(storable(arguments), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(f"{tool_name}\0{text}".encode()).hexdigest()
+
+
+def message_of(tool_name: str) -> str:
+    return f"Approval required for tool {tool_name}."
+
+
+class Approvals:
+    """The requests of the open cycle, and the tools that were allowed for the whole run."""
+
+    def __init__(self, stored: Mapping[str, Any]) -> None:
+        self.requests: dict[str, dict[str, Any]] = {name: dict(one) for name, one in stored.get("requests", {}).items()}
+        self.granted: list[str] = list(stored.get("granted", ()))
+
+    def stored(self) -> dict[str, Any]:
+        kept = {"requests": self.requests, "granted": self.granted}
+        return {name: value for name, value in kept.items() if value}
+
+    def forget(self) -> None:
+        """The cycle is committed."""
+        self.requests = {}
+
+    def open(self) -> dict[str, dict[str, Any]]:
+        return {name: one for name, one in self.requests.items() if "action" not in one}
+
+    def collect(self, run: Run) -> dict[str, Mapping[str, Any]]:
+        """What came for the open requests: decisions, and the deadlines that passed."""
+        given, run.inbox.approvals = run.inbox.approvals, {}
+        decided: dict[str, Mapping[str, Any]] = {}
+        for name, request in self.open().items():
+            if name in given and given[name].get("digest") == request["digest"]:
+                decided[name] = given.pop(name)
+            elif request.get("until") is not None and request["until"] <= run.claimed_at:
+                decided[name] = {"action": ApprovalAction.TIMEOUT.value}
+        for name in given:
+            run.emit(
+                "diagnostic", level="warning", code="approval_ignored",
+                details={"request_id": name, "reason": "no request of that id and these arguments is open"},
+            )  # fmt: skip
+        return decided
+
+    def decide(self, run: Run, decided: Mapping[str, Mapping[str, Any]]) -> None:
+        """Note decisions, and show them."""
+        for name, body in decided.items():
+            request, action = self.requests[name], body["action"]
+            request |= {"action": action, "reason": str(body.get("reason") or "")}
+            if action == FAILED:
+                continue
+            if action == ApprovalAction.ALLOW_SESSION and request["tool"] not in self.granted:
+                self.granted.append(request["tool"])
+            run.emit(
+                "approval_resolved", request_id=name, tool_call_id=request["call_id"], tool_name=request["tool"],
+                action=action,
+                metadata={"reason": request["reason"], "decision_metadata": dict(body.get("metadata") or {})},
+            )  # fmt: skip
+
+    def due_in(self, now: int) -> int | None:
+        """Milliseconds until the first deadline of an open request."""
+        return min((max(0, one["until"] - now) for one in self.open().values() if one.get("until")), default=None)
+
+
+def required(run: Run, tool: Tool, context: ToolContext, arguments: Arguments) -> bool:
+    """Whether somebody must say yes to a call; a predicate that fails counts as a yes to asking."""
+    mode = run.program.policy.approval
+    if mode in (ApprovalPolicy.NEVER, ApprovalPolicy.ALWAYS):
+        return mode is ApprovalPolicy.ALWAYS
+    if isinstance(tool.needs_approval, bool):
+        return tool.needs_approval or run.program.asks(tool.name)
+    try:
+        return bool(tool.needs_approval(context, arguments))
+    except (Exception, SystemExit):  # whoever is asked sees the call
+        return True
+
+
+def refused(run: Run, position: int, call: ToolCall, arguments: Mapping[str, Any]) -> ToolExecutionResult | None:
+    """The result of a call that was denied or whose request timed out. Raises `ApprovalFailed`."""
+    name = request_id(run, position)
+    request = run.approvals.requests.get(name)
+    action = request and request.get("action")
+    if request is None or action in (None, ApprovalAction.ALLOW, ApprovalAction.ALLOW_SESSION):
+        return None
+    if action == FAILED:
+        raise ApprovalFailed("approval_provider_failed", request["reason"])
+    if action == ApprovalAction.TIMEOUT:
+        text, code = request["reason"] or "Approval request timed out.", "tool_approval_timeout"
+    else:
+        text, code = request["reason"] or f"Approval denied for tool {call.name}.", "tool_approval_denied"
+    metadata = {
+        "mode": "approval_resolved", "request_id": name, "tool_name": call.name, "arguments": dict(arguments),
+        "action": action, "message": text,
+    }  # fmt: skip
+    return error_result(call.id, text, code, {"tool_name": call.name}, metadata=metadata)
+
+
+def undecided(run: Run, position: int, tool: Tool, judge: Callable[[], bool]) -> bool:
+    """Whether a call still waits. `judge` says whether it is to be asked for; what was asked is not judged again."""
+    request = run.approvals.requests.get(request_id(run, position))
+    if request is not None:
+        return "action" not in request
+    return tool.name not in run.approvals.granted and judge()
+
+
+def was_asked(run: Run, position: int) -> bool:
+    return request_id(run, position) in run.approvals.requests
+
+
+def ask(run: Run, position: int, call: ToolCall, arguments: Mapping[str, Any]) -> None:
+    """Open the request for a call, unless it is there."""
+    name = request_id(run, position)
+    if name in run.approvals.requests:
+        return
+    timeout = run.program.definition.tool_policy.approval_timeout_seconds
+    run.approvals.requests[name] = {
+        "position": position, "tool": call.name, "call_id": call.id, "digest": digest_of(call.name, arguments),
+        "until": None if timeout is None else run.engine.store.now() + round(timeout * 1000),
+    }  # fmt: skip
+    run.emit(
+        "approval_requested", refs={"metadata": ("approval", position)}, request_id=name, tool_call_id=call.id,
+        tool_name=call.name, message=message_of(call.name),
+        metadata={"arguments": dict(arguments), "tool_name": call.name},
+    )  # fmt: skip
+
+
+def shown(name: str, request: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The result that stands in for a call in the result of a run that waits for its approval."""
+    text = message_of(request["tool"])
+    return ToolExecutionResult(
+        tool_call_id=request["call_id"], content=text, status_code=ToolStatus.WAIT_RESPONSE,
+        directive=ToolDirective.WAIT_USER, error_code="tool_approval_required",
+        metadata={
+            "mode": "approval_requested", "approval_required": True, "approval_interruption_id": name,
+            "request_id": name, "tool_name": request["tool"], "arguments": dict(arguments), "message": text,
+        },
+    ).to_wire()  # fmt: skip
