@@ -47,6 +47,13 @@ def charge(n: int, context: ToolContext, seconds: float = 0.0) -> str:
     return f"charged {n}"
 
 
+@function_tool(idempotency="supported", needs_approval=True)
+def pay(n: int, context: ToolContext) -> str:
+    """Pay, after somebody said yes; a repeated key pays once."""
+    effects.tell("pay", key=context.idempotency_key, run_id=context.run_id, cycle=context.cycle_index)
+    return f"paid {n}"
+
+
 @function_tool
 def launch(n: int, context: ToolContext, seconds: float = 0.0) -> str:
     """Launch something that cannot be taken back."""
@@ -112,7 +119,7 @@ def agent(policy: NoToolPolicy = NoToolPolicy.FINISH) -> Agent:
     """The agent of all jobs."""
     registry = build_default_registry()
     builtin = [registry.get(name) for name in ("task_finish", "write_file", "bash", "check_background_command")]
-    return Agent(name="worker", instructions="Work.", tools=[charge, launch, *builtin], no_tool_policy=policy)
+    return Agent(name="worker", instructions="Work.", tools=[charge, pay, launch, *builtin], no_tool_policy=policy)
 
 
 def plan(*steps: dict[str, Any]) -> str:
@@ -122,6 +129,7 @@ def plan(*steps: dict[str, Any]) -> str:
 JOBS: dict[str, str] = {
     "keyed": plan({"call": [["charge", {"n": 1}]]}, {"say": "done"}),
     "unsafe": plan({"call": [["launch", {"n": 1}]]}, {"say": "done"}),
+    "guarded": plan({"call": [["pay", {"n": 1}]]}, {"say": "done"}),
     "decidable": plan({"call": [["write_file", {"path": "out.txt", "content": "apple"}]]}, {"say": "done"}),
 }
 

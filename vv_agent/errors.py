@@ -121,7 +121,9 @@ class StoreError(CheckpointError):
     """The store did not carry out a verb; nothing was changed."""
 
 
-LASTING_FAULTS = frozenset({"store_full", "store_corrupt", "store_incompatible", "store_schema_unsupported"})
+LASTING_FAULTS = frozenset(
+    {"store_closed", "store_full", "store_corrupt", "store_incompatible", "store_schema_unsupported"}
+)
 """Codes of store errors that trying again does not help."""
 
 

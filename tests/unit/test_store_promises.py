@@ -61,3 +61,11 @@ def test_a_store_whose_file_is_gone_says_so(tmp_path: Path) -> None:
     shutil.move(tmp_path / "away", tmp_path / "here")
     assert store.delete("k")
     store.close()
+
+
+def test_a_closed_store_says_so_and_opens_nothing_again(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/runs.db")
+    store.now()
+    store.close()
+    with pytest.raises(StoreError, match="store_closed"):
+        store.now()

@@ -65,7 +65,9 @@ class DistributedBackend:
             try:
                 look = engine.store.look(key)
                 served = workers_of(engine.store, queue, self.patience)
-            except StoreError:  # whoever reads the run is told; it may come back
+            except StoreError as error:  # whoever reads the run is told; it may come back
+                if error.code == "store_closed":
+                    return
                 time.sleep(1.0)
                 continue
             if look is None or rests(look.head):

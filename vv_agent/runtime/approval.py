@@ -57,6 +57,8 @@ class Approvals:
     def __init__(self, stored: Mapping[str, Any]) -> None:
         self.requests: dict[str, dict[str, Any]] = {name: dict(one) for name, one in stored.get("requests", {}).items()}
         self.granted: list[str] = list(stored.get("granted", ()))
+        self.unsaved = False
+        """A decision is noted that no save has taken yet."""
 
     def stored(self) -> dict[str, Any]:
         kept = {"requests": self.requests, "granted": self.granted}
@@ -71,7 +73,7 @@ class Approvals:
 
     def collect(self, run: Run) -> dict[str, Mapping[str, Any]]:
         """What came for the open requests: decisions, and the deadlines that passed."""
-        given, run.inbox.approvals = run.inbox.approvals, {}
+        given = run.inbox.take_approvals()
         decided: dict[str, Mapping[str, Any]] = {}
         for name, request in self.open().items():
             if name in given and given[name].get("digest") == request["digest"]:
@@ -85,11 +87,16 @@ class Approvals:
             )  # fmt: skip
         return decided
 
+    def settle(self, run: Run) -> None:
+        """Take in what came meanwhile."""
+        self.decide(run, self.collect(run))
+
     def decide(self, run: Run, decided: Mapping[str, Mapping[str, Any]]) -> None:
         """Note decisions, and show them."""
         for name, body in decided.items():
             request, action = self.requests[name], body["action"]
             request |= {"action": action, "reason": str(body.get("reason") or "")}
+            self.unsaved = True
             if action == FAILED:
                 continue
             if action == ApprovalAction.ALLOW_SESSION and request["tool"] not in self.granted:

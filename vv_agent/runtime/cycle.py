@@ -42,39 +42,41 @@ CommitPlan = Callable[[], Commit]
 def run_cycle(run: Run, commit: CommitPlan) -> None:
     """Carry out the open cycle and save what it came to. Raises `ClaimLost` or `StoreError` when it could not be
     saved."""
+    while (decision := _decided(run)) is not None:
+        if _carry_out(run, decision, commit):
+            return
+
+
+def _decided(run: Run) -> Decision | None:
+    """What the cycle comes to; None when it was given back or parked, and that is saved."""
     try:
-        decision = _decide(run)
+        return _decide(run)
     except RunCancelled as cancel:
-        decision = _cancelled(run, cancel.message)
+        return _cancelled(run, cancel.message)
     except RetryLater as later:
         wait = math.ceil(_bounded(later.retry_after) * 1000)
         run.emit("diagnostic", level="info", code="model_retry_later", details={"wait_ms": wait})
         run.save(Park(ParkReason.RETRY_AFTER, due_in=wait))
-        return
     except LlmError as error:
-        decision = output.failed(error.message, error.code)
+        return output.failed(error.message, error.code)
     except Stopping:
         if run.turn is None and not run.program.reconciles_models:  # a model call was cut off: it may be paid twice
             model_call.warn_of_duplicate(run)
             model_call.reset_stream(run)
         run.save(Release())
-        return
     except journal.Unresolved as unresolved:
         _park_for_reconciliation(run, unresolved)
-        return
     except StillWaiting as still:
         status = "failed" if still.reason is ParkReason.BUDGET else "wait_user"
         run.save(Park(still.reason, due_in=_approval_due(run)), status=status)
-        return
     except ApprovalNeeded:
-        if run.body.live:  # the stream stays open, the segment too
-            run.save(Park(ParkReason.APPROVAL, due_in=_approval_due(run)), durable=True)
-            return
-        decision = _asks(run)
+        if not run.body.live:
+            return _asks(run)
+        run.save(Park(ParkReason.APPROVAL, due_in=_approval_due(run)), durable=True)  # stream and segment stay open
     except ApprovalFailed as error:
         tool_calls.close_open_calls(run)
-        decision = output.failed(error.message, error.code)
-    _carry_out(run, decision, commit)
+        return output.failed(error.message, error.code)
+    return None
 
 
 def _bounded(retry_after: float | None) -> float:
@@ -139,6 +141,7 @@ def _account(run: Run, boundary: Callable[[Account, Run], None]) -> None:
         run.refresh()
     if run.inbox.cancel is not None:
         raise RunCancelled(run.inbox.cancel)
+    _take_limits(run)
     boundary(run.account, run)
 
 
@@ -146,7 +149,7 @@ def _begin_segment(run: Run) -> None:
     """What a run waited for begins its next segment: an answer, a decision on an approval, other limits. It has a fresh
     run id and cycle limit. Raises `StillWaiting` when the run waits and nothing came."""
     limits, decided = _take_limits(run), run.approvals.collect(run)
-    answers, run.inbox.answers = run.inbox.answers, []
+    answers = run.inbox.take_answers()
     waits = _waits_for(run)
     if answers and waits is not ParkReason.INPUT:
         run.emit("diagnostic", level="warning", code="answer_ignored", details={"reason": "the run did not wait"})
@@ -180,7 +183,7 @@ def _next_segment(run: Run, said: Message | None) -> None:
 
 def _take_limits(run: Run) -> bool:
     """Whether the budget was raised."""
-    limits, run.inbox.limits = run.inbox.limits, None
+    limits = run.inbox.take_limits()
     if limits is None:
         return False
     if run.account is None:
@@ -242,8 +245,9 @@ def _cancelled(run: Run, reason: str) -> Stop:
     return output.cancelled(reason)
 
 
-def _carry_out(run: Run, decision: Decision, commit: CommitPlan) -> None:
-    """Save the decision; a signal that can still change an end is looked at first, without repeating anything."""
+def _carry_out(run: Run, decision: Decision, commit: CommitPlan) -> bool:
+    """Save the decision; a signal that can still change an end is looked at first, without repeating anything. False
+    when other limits have come for a run out of budget: it is decided again."""
     while True:
         try:
             if isinstance(decision, GoOn):
@@ -254,8 +258,10 @@ def _carry_out(run: Run, decision: Decision, commit: CommitPlan) -> None:
             run.inbox.check()
             if run.inbox.cancel is not None:
                 decision = _cancelled(run, run.inbox.cancel)
+            elif _take_limits(run) and decision is EXHAUSTED:
+                return False
             continue
-        return
+        return True
 
 
 def _commit(run: Run, decision: GoOn, commit: CommitPlan) -> None:

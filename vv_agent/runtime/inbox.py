@@ -38,11 +38,6 @@ class Inbox:
     cancel: str | None = None
     decisions: dict[str, Decided] = field(default_factory=dict)
     """By operation id; each is used once."""
-    answers: list[str] = field(default_factory=list)
-    limits: RunBudgetLimits | None = None
-    """What the budget was raised to, by the newest signal."""
-    approvals: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Decisions by request id."""
     consumed: list[str] = field(default_factory=list)
     """Ids that the next save consumes."""
     faults: list[str] = field(default_factory=list)
@@ -51,6 +46,9 @@ class Inbox:
     """Id -> kind of signals this version does not know."""
     _seen: set[str] = field(default_factory=set)
     _cancels: list[str] = field(default_factory=list)
+    _answers: dict[str, str] = field(default_factory=dict)
+    _limits: dict[str, RunBudgetLimits] = field(default_factory=dict)
+    _approvals: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def accept_cancel(self) -> None:
         """The run ends as cancelled: only that save consumes the cancel. Until then it stays unread in the store, which
@@ -71,14 +69,13 @@ class Inbox:
                 self._read(signal)
             except (VVAgentError, LookupError, TypeError, ValueError, AttributeError) as error:
                 self.faults.append(f"signal {signal.id!r} ({signal.kind}) cannot be read: {error!r}")
-            if signal.kind == "cancel":
-                self._cancels.append(signal.id)
-            else:
-                self.consumed.append(signal.id)
+                if signal.kind != "cancel":
+                    self.consumed.append(signal.id)
 
     def _read(self, signal: Signal) -> None:
         if signal.kind == "cancel":  # it counts, whatever its body says
             self.cancel = self.cancel or DEFAULT_REASON
+            self._cancels.append(signal.id)
         body = unpack(signal.body, f"signal {signal.id}") if signal.body else {}
         match signal.kind:
             case "cancel" if self.cancel == DEFAULT_REASON:
@@ -86,14 +83,36 @@ class Inbox:
             case "reconcile":
                 decision = ReconciliationDecision.parse(body["decision"])
                 self.decisions[body["operation_id"]] = Decided(decision, body.get("attempt"))
+                self.consumed.append(signal.id)
+            case "resume":
+                self.consumed.append(signal.id)
             case "answer":
-                self.answers.append(str(body["input"]))
+                self._answers[signal.id] = str(body["input"])
             case "approval":
                 if body["action"] not in (*ApprovalAction, FAILED):
                     raise ValueError(f"action {body['action']!r}")
-                self.approvals[signal.id] = body
+                self._approvals[signal.id] = body
             case "budget":
-                self.limits = RunBudgetLimits.from_wire(body["limits"])
+                self._limits[signal.id] = RunBudgetLimits.from_wire(body["limits"])
+
+    # Each is taken when it is acted on, or known to change nothing; until then it is unread and wakes a run that parks.
+
+    def take_answers(self) -> list[str]:
+        answers, self._answers = self._answers, {}
+        self.consumed += answers
+        return list(answers.values())
+
+    def take_approvals(self) -> dict[str, dict[str, Any]]:
+        """Decisions by request id."""
+        approvals, self._approvals = self._approvals, {}
+        self.consumed += approvals
+        return approvals
+
+    def take_limits(self) -> RunBudgetLimits | None:
+        """What the budget was raised to, by the newest signal."""
+        limits, self._limits = self._limits, {}
+        self.consumed += limits
+        return list(limits.values())[-1] if limits else None
 
     def check(self) -> None:
         """Raise `CannotServe` if there is a signal this version does not know; a cancel goes first."""

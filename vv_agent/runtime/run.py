@@ -91,8 +91,8 @@ class Run:
 
     @property
     def unsaved(self) -> bool:
-        """Whether log items wait for a save."""
-        return bool(self._log)
+        """Whether something waits for a save that must be there before a tool starts."""
+        return bool(self._log) or self.approvals.unsaved
 
     # What a cycle adds.
 
@@ -201,6 +201,7 @@ class Run:
         self._saved_body = self.body
         self._saves += 1
         self._log, self._events, self._journal_changes = [], [], {}
+        self.approvals.unsaved = False
         self.inbox.consumed.clear()
         for name, blob in change.blobs.items():
             if blob is not None:

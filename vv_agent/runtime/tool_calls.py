@@ -84,6 +84,7 @@ def run_tools(run: Run) -> Stop | None:
             for position in pending:
                 _skip(run, position, ended_by)
             return None
+        run.approvals.settle(run)
         _next_stage(run, pending)
         if run.program.reconciles_tools and (stop := journal.settle_tools(run)) is not None:
             return stop

@@ -265,8 +265,11 @@ class Connections:
         self._engine = engine
         self._kind = SqliteConnection if engine.dialect.name == "sqlite" else PostgresConnection
         self._idle: list[Connection] = []
+        self._closed = False
 
     def take(self) -> Connection:
+        if self._closed:
+            raise StoreError("store_closed", "the store was closed in this process; open it again")
         try:
             return self._idle.pop()
         except IndexError:
@@ -284,7 +287,7 @@ class Connections:
                 for idle in self._all_idle():
                     idle.pooled.invalidate()
                 self._engine.dispose()
-        elif len(self._idle) < self._KEPT:
+        elif len(self._idle) < self._KEPT and not self._closed:
             connection.was_idle = True
             self._idle.append(connection)
         else:
@@ -296,6 +299,7 @@ class Connections:
                 yield self._idle.pop()
 
     def close(self) -> None:
+        self._closed = True
         for idle in self._all_idle():
             idle.pooled.close()
 
