@@ -387,10 +387,10 @@ def test_fifty_runs_at_once(bench: Bench) -> None:
 def test_cancels_between_the_cycles_of_a_run_are_never_an_error(bench: Bench) -> None:
     """A cancel may fall anywhere, also between two claims, where the canceller itself could take the run."""
     agent = an_agent(add)
-    runner = bench.runner([call("add", {"a": n, "b": n}) for n in range(30)] + ["done"])
+    runner = bench.runner([call("add", {"a": n, "b": n}) for n in range(150)] + ["done"])
     outcomes: Counter[str] = Counter()
     for n in range(12):
-        handle = runner.start(agent, "Go.", run_config=bench.config(f"cancel_{n}", max_cycles=40))
+        handle = runner.start(agent, "Go.", run_config=bench.config(f"cancel_{n}", max_cycles=160))
         for event in handle.events():
             if event.type == "cycle_started" and event.cycle_index > n:
                 break
