@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vv_agent.checkpoint.memory import MemoryStore
-from vv_agent.checkpoint.record import NewRun, Seen, Snapshot
+from vv_agent.checkpoint.record import Change, Claimed, Commit, NewRun, Seen, Snapshot
 from vv_agent.errors import CheckpointError, StoreError
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.eventlog import Emitted, Origin, event_entry
@@ -106,6 +106,22 @@ def test_an_event_of_a_newer_type_is_left_out(store: CountingStore) -> None:
     store.delete("k")
     assert follower.ended.get(timeout=10).code == "checkpoint_not_found"
     assert follower.types() == ["agent_started", "checkpoint_created"]
+
+
+def test_an_event_of_a_newer_type_is_no_gap(store: CountingStore) -> None:
+    create(store, "k", [STARTED])
+    follower = Follower(Tailer(store), "k")
+    store.rounds(5)
+    answer = store.claim("k", 1, "a" * 32, owner="h/1/1", lease=30_000)
+    assert isinstance(answer, Claimed)
+    origin = Origin("run_k", "a", 1, 1, 1)
+    events = [Emitted("cycle_started", 0, 1.0, {}, {}), Emitted("hologram", 1, 1.0, {}, {})]
+    later = [Emitted("llm_started", 2, 1.0, {"model": "m"}, {})]
+    store.save(answer.claim, Change(1, Commit(), events=(event_entry(origin, [*events, *later]),)))
+    store.rounds(6)
+    store.delete("k")
+    assert follower.ended.get(timeout=10).code == "checkpoint_not_found"
+    assert follower.types() == ["agent_started", "cycle_started", "llm_started"]
 
 
 def test_another_run_under_the_same_key_is_not_followed(store: CountingStore) -> None:
