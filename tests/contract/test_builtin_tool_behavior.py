@@ -29,6 +29,12 @@ ALL = {
 CASES = Cases("builtin_tool_behavior.json")
 
 
+@pytest.fixture(autouse=True)
+def _no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login shell reads what its user has set up, which may take long."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
 def check(result: ToolExecutionResult, expected: dict[str, Any]) -> None:
     wire = result.to_wire()
     wire["content"] = json.loads(wire["content"])

@@ -16,9 +16,11 @@ from tests.jobs import plan
 from tests.unit.tools.test_shell import marked
 from vv_agent.checkpoint.record import State
 
+# HOME: a login shell reads what its user has set up, which may take long.
+
 
 def test_a_command_is_gone_two_seconds_after_its_worker_was_killed(world: World) -> None:
-    worker = world.worker(ready=True)
+    worker = world.worker(ready=True, HOME=str(world.folder))
     sleep = f"sleep 71.{secrets.randbelow(10**9):09}"
     for number, more in enumerate(({}, {"run_in_background": True})):
         command = f"({sleep}{number} & {sleep}{number}); {sleep}{number}"
@@ -36,7 +38,7 @@ def test_a_command_is_gone_two_seconds_after_its_worker_was_killed(world: World)
 
 def test_a_run_with_a_command_in_the_background_stays_where_it_is(cluster: World) -> None:
     for _ in range(3):
-        cluster.celery(ready=True)
+        cluster.celery(ready=True, HOME=str(cluster.folder))
     start = {
         "call": [["bash", {"command": "until test -e go; do sleep 0.02; done; echo over", "run_in_background": True}]]
     }
@@ -49,7 +51,7 @@ def test_a_run_with_a_command_in_the_background_stays_where_it_is(cluster: World
 @pytest.mark.slow
 def test_a_command_that_prints_without_end_does_not_fill_its_worker(world: World) -> None:
     """Ten seconds of `yes` are some gigabytes."""
-    worker = world.worker(ready=True)
+    worker = world.worker(ready=True, HOME=str(world.folder))
     before = psutil.Process(worker.pid).memory_info().rss
     world.submit("yes", plan({"call": [["bash", {"command": "timeout 10 yes", "timeout": 60}]]}, {"say": "done"}))
     until(lambda: marked("timeout 10 yes"), "the command runs")
@@ -66,14 +68,14 @@ def test_a_command_that_prints_without_end_does_not_fill_its_worker(world: World
 
 
 def test_the_workspace_is_where_commands_run(world: World, tmp_path: Path) -> None:
-    world.worker(ready=True)
+    world.worker(ready=True, HOME=str(world.folder))
     result = world.submit("pwd", plan({"call": [["bash", {"command": "pwd"}]]}, {"say": "done"})).result(30)
     (told,) = result.raw_result.cycles[0].tool_results
     assert json.loads(told.content)["output"] == f"{world.workspace}\n"
 
 
 def test_a_command_is_stopped_with_its_run(world: World) -> None:
-    world.worker(ready=True)
+    world.worker(ready=True, HOME=str(world.folder))
     sleep = f"sleep 72.{secrets.randbelow(10**9):09}"
     steps = [
         {"call": [["bash", {"command": sleep, "run_in_background": True}]]},

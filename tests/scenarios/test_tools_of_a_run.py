@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from tests.runs import Host, asks
-from vv_agent import ConfigError, RunContext, ToolRegistry, build_default_registry, function_tool
+from vv_agent import ConfigError, RunContext, Runner, ToolRegistry, build_default_registry, function_tool
 from vv_agent.checkpoint.memory import MemoryStore
+from vv_agent.cli.arguments import parse
+from vv_agent.cli.task import agent_of
+from vv_agent.llm.reference import ResolvedModelConfig
+from vv_agent.testing import ScriptedProvider
 from vv_agent.tools.function import FunctionTool
 
 
@@ -84,3 +88,19 @@ def test_a_tool_is_asked_once_whether_it_is_enabled(wanted: bool, tmp_path: Path
     (context,) = contexts
     assert context.agent_name == "checkpoint-agent"
     assert context.run_id.startswith("run_")
+
+
+@pytest.mark.parametrize("kind", ["computer", None])
+def test_the_command_line_offers_the_shell_to_agents_of_type_computer(kind: str | None, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def look(request: Any) -> str:
+        seen.extend(tool["function"]["name"] for tool in request.tools)
+        return "done"
+
+    task = parse(["--prompt", "x", *(["--agent-type", kind] if kind else [])])
+    agent = agent_of(task, ResolvedModelConfig("b", "m", "m", "m"))
+    Runner(model_provider=ScriptedProvider([look]), workspace=tmp_path).run_sync(agent, "x")
+    assert {"task_finish", "ask_user", "todo_write", "read_file", "write_file"} <= set(seen)
+    assert ("bash" in seen) is (kind == "computer")
+    assert "create_sub_task" not in seen

@@ -85,18 +85,17 @@ def model_settings(task: Task) -> ModelSettings:
 
 
 def agent_of(task: Task, resolved: ResolvedModelConfig) -> Agent:
-    """The agent of a direct task: every built-in tool, and a text without a tool call is its answer."""
+    """The agent of a direct task: it is offered the built-in tools of its type, and a text without a tool call is its
+    answer."""
     from vv_agent.agent import Agent, NoToolPolicy
-    from vv_agent.tools.builtin import build_default_registry
 
-    registry = build_default_registry()
     instructions = (
         "You carry out one task, with the tools you have, in the files of the workspace. When it is done, answer with "
         f"what you found or did. Answer in the language {task.language} unless the task asks for another one."
     )
     return Agent(
         name="vv-agent", instructions=instructions, no_tool_policy=NoToolPolicy.FINISH,
-        tools=[registry.get(name) for name in registry.list_tool_names()], metadata=task_metadata(task, resolved),
+        metadata=task_metadata(task, resolved),
     )  # fmt: skip
 
 

@@ -32,6 +32,12 @@ REGISTRY = build_default_registry()
 QUICK = {"bash_shell": "sh"}  # a login bash reads profiles for a tenth of a second
 
 
+@pytest.fixture(autouse=True)
+def _no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login shell reads what its user has set up, which may take long."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[ToolContext]:
     workspace = LocalWorkspaceBackend(tmp_path / "work")
@@ -252,6 +258,24 @@ def test_a_command_of_another_worker_is_lost_and_the_model_is_told_where(context
     assert result.metadata == {
         "error_code": "background_command_failed", "status": "lost", "session_id": session,
     }  # fmt: skip
+
+
+def test_the_state_of_a_run_does_not_grow_with_its_commands(context: ToolContext) -> None:
+    sessions = [content(run(context, "bash", command="true", run_in_background=True))["session_id"] for _ in range(35)]
+    assert list(context.shared_state["_background_commands"]) == sessions[3:]
+
+
+def test_a_machine_without_threads_starts_no_command(
+    context: ToolContext, monkeypatch: pytest.MonkeyPatch, sleep: str
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(threading.Thread, "start", refuse)
+        result = run(context, "bash", command=sleep)
+    assert (result.error_code, "no thread" in result.content) == ("command_failed", True)
+    assert not marked(sleep)
 
 
 def test_what_a_run_left_running_ends_with_it(tmp_path: Path, sleep: str) -> None:

@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 
 MAX_CHARS = 50_000
 """Code points of a command's output that are kept: the first ones."""
@@ -61,6 +62,7 @@ class Command:
         self._limit = limit
         self._kept = bytearray()
         self._size = 0
+        _watch_forks()
         unset = [part for name in _PRIVATE for part in ("-u", name)]
         reads, self._holds = os.pipe()
         _holding.add(self._holds)
@@ -78,7 +80,12 @@ class Command:
             raise
         finally:
             os.close(reads)
-        threading.Thread(target=self._watch, name="vv-command", daemon=True).start()
+        try:
+            threading.Thread(target=self._watch, name="vv-command", daemon=True).start()
+        except RuntimeError as error:  # the machine has no more threads
+            self._kill(signal.SIGKILL)
+            self._watch()
+            raise OSError(f"no thread could be started for it: {error}") from error
 
     @property
     def output(self) -> str:
@@ -212,12 +219,14 @@ _holding: set[int] = set()
 """The ends of the guards' pipes. A forked child closes its copies: else the guards would wait for its end too."""
 
 
+@lru_cache(maxsize=1)
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def _after_fork() -> None:
     for held in tuple(_holding):
         with suppress(OSError):
             os.close(held)
     _holding.clear()
     background.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)

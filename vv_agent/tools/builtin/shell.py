@@ -26,6 +26,7 @@ _FORBIDDEN = ("rm -rf /", "shutdown", "reboot", "mkfs", "dd if=/dev/zero of=/dev
 """A seat belt against accidents, not a wall: a command can be written in other ways."""
 _RECORDS = "_background_commands"
 """Key of the shared state: session id -> where the command was started, for who looks for it elsewhere."""
+_MAX_RECORDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,8 @@ def _leave(context: ToolContext, command: Command, text: str, cwd: str, shell: S
     session = f"bg_{secrets.token_hex(6)}"
     background.add(context.run_key or "", session, command)
     records = context.shared_state.setdefault(_RECORDS, {})
+    while len(records) >= _MAX_RECORDS:
+        del records[next(iter(records))]
     records[session] = {"command": text[:1000], "cwd": cwd, **shell.shown, "where": _here()}
     return session
 
