@@ -142,8 +142,8 @@ def _by_ripgrep(search: Search) -> Counts | None:
         output.seek(0)
         said = output.read()
     search.over()
-    if complete and running.returncode not in (0, 1) and problems.strip():  # a pattern too large for it, an old version
-        return None
+    if complete and (running.returncode < 0 or (running.returncode > 1 and problems.strip())):
+        return None  # somebody killed it, the pattern is too large for it, or it is an old version
     listed = said.rpartition(b"\n\n")[0] if complete else said
     counted = Counts(list(_read(search, listed)), complete=complete)
     files = re.search(rb"^(\d+) files searched$", said[len(listed) :], re.MULTILINE)
