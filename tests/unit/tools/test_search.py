@@ -111,7 +111,7 @@ OPTIONS = st.fixed_dictionaries(
         "include_hidden": st.booleans(), "include_ignored": st.booleans(), "include_sensitive": st.booleans(),
         "output_mode": st.sampled_from(["files_with_matches", "count", "content"]), "c": st.integers(0, 2),
         "path": st.sampled_from([".", "src", "build", "src/deep", "node_modules", "a.txt"]),
-        "glob": st.sampled_from(["**/*", "*.txt", "**/*.py", "**/src/*", "**/[b].txt", "**"]),
+        "glob": st.sampled_from(["**/*", "*.txt", "**/*.py", "**/src/*", "**/[b].txt", "**", "*.txt/.", "src/", "**/?.*", "include:x"]),
         "type": st.sampled_from(["py", "txt", "log"]), "head_limit": st.integers(0, 3), "offset": st.integers(0, 2),
     },
 )  # fmt: skip
