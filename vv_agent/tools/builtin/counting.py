@@ -171,8 +171,9 @@ def _options(search: Search) -> list[str]:
         options.append("--hidden")
     if selection.include_ignored:
         options.append("--no-ignore")
-    elif not selection.root:
-        options += [f"--iglob=!/{name}/" for name in sorted(IGNORED_ROOTS)]
+    elif not selection.root and selection.workspace.folder is not None:
+        present = [name for name in os.listdir(selection.workspace.folder) if name.lower() in IGNORED_ROOTS]
+        options += [f"--glob=!/{name}/" for name in present]  # a rule that meets nothing costs as well
     parts = [part for part in selection.glob.strip().replace("\\", "/").split("/") if part not in ("", ".")]
     names = TYPES[search.kind] if search.kind else tuple(parts[-1:])
     if names not in ((), ("*",), ("**",)) and not names[0].startswith("include:"):  # which rg would read otherwise
