@@ -335,6 +335,14 @@ def test_a_ripgrep_that_fails_is_done_without(
     assert found(search(ToolContext(workspace=LocalWorkspaceBackend(shop)), "total"))["summary"]["total_matches"] == 5
 
 
+def test_what_ripgrep_cannot_be_told_is_searched_for_without_it(engine: str, context: ToolContext, shop: Path) -> None:
+    assert found(search(context, "total", glob="*\0"))["files"] == []
+    assert found(search(context, "x\0", literal=True))["files"] == []
+    assert found(search(context, "total", glob="*" * 200_000))["files"] == ["a.py"]
+    missing = dataclasses.replace(context, workspace=LocalWorkspaceBackend(shop / "not-yet"))
+    assert found(search(missing, "total"))["files"] == []
+
+
 # Hostile input.
 
 CATASTROPHIC = r"^(([a-z])+.)+[A-Z]([a-z])+$"

@@ -126,13 +126,13 @@ def _by_ripgrep(search: Search) -> Counts | None:
         return None
     if selection.is_file or selection.root.startswith("/") or not os.path.isdir(folder):
         return None
-    command = [program, *_options(search), "-e", pattern.ripgrep, "--", f"./{selection.root}"]
     with tempfile.TemporaryFile() as output:  # not a pipe, which would wake us for every file
         try:
+            command = [program, *_options(search), "-e", pattern.ripgrep, "--", f"./{selection.root}"]
             running = subprocess.Popen(
                 command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE
             )
-        except (OSError, ValueError):  # it is gone, or an argument is too long or holds a NUL
+        except (OSError, ValueError):  # it or the folder is gone, or an argument is too long or holds a NUL
             return None
         forget = search.cancellation.on_cancel(running.kill)
         try:
