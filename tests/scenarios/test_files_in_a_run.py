@@ -16,6 +16,7 @@ import pytest
 
 from tests import servers
 from tests.harness import until
+from tests.runs import Died, Host
 from vv_agent import (
     Agent,
     CheckpointError,
@@ -27,6 +28,7 @@ from vv_agent import (
     ToolContext,
     function_tool,
 )
+from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.record import State
 from vv_agent.checkpoint.store import open_store
 from vv_agent.dispatch.distributed import DistributedBackend
@@ -180,3 +182,20 @@ def _run(provider: Callable[..., Any], steps: list[Any], root: Path, seen: list[
 
     made._model.stream = noted
     return Runner(model_provider=made, workspace=root).run_sync(an_agent(), "Go.")
+
+
+@pytest.mark.parametrize("save", [("store.save.started", "after", 1), ("store.save.commit", "before", 2)], ids=str)
+def test_an_edit_that_a_crash_interrupted_is_made_once(tmp_path: Path, save: tuple[str, str, int]) -> None:
+    (tmp_path / "a.txt").write_text("a\n")
+    host = Host(MemoryStore(), tmp_path, [], config={"max_cycles": 9})
+    edit = {"path": "a.txt", "old_string": "a", "new_string": "aa", "replace_all": True}
+    read, change = (
+        {"content": "", "tool_calls": [{"id": name, "name": name, "arguments": arguments}]}
+        for name, arguments in (("read_file", {"path": "a.txt"}), ("edit_file", edit))
+    )
+    died = host.run([read, change], die_at=save)
+    assert isinstance(died.error, Died)
+    assert (tmp_path / "a.txt").read_text() == ("a\n" if save[0].endswith("started") else "aa\n")
+    after = host.run(["done"]).ok
+    assert (after.status.value, (tmp_path / "a.txt").read_text()) == ("completed", "aa\n")
+    assert '"replaced_count": 1' in after.raw_result.cycles[1].tool_results[0].content

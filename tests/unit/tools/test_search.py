@@ -111,7 +111,7 @@ OPTIONS = st.fixed_dictionaries(
         "include_hidden": st.booleans(), "include_ignored": st.booleans(), "include_sensitive": st.booleans(),
         "output_mode": st.sampled_from(["files_with_matches", "count", "content"]), "c": st.integers(0, 2),
         "path": st.sampled_from([".", "src", "build", "src/deep", "node_modules", "a.txt"]),
-        "glob": st.sampled_from(["**/*", "*.txt", "**/*.py", "**/src/*", "**/[b].txt", "**"]),
+        "glob": st.sampled_from(["**/*", "*.txt", "**/*.py", "**/src/*", "**/[b].txt", "**", "*.txt/.", "src/", "**/?.*", "include:x"]),
         "type": st.sampled_from(["py", "txt", "log"]), "head_limit": st.integers(0, 3), "offset": st.integers(0, 2),
     },
 )  # fmt: skip
@@ -333,6 +333,14 @@ def test_a_ripgrep_that_fails_is_done_without(
     (folder / "rg").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     assert found(search(ToolContext(workspace=LocalWorkspaceBackend(shop)), "total"))["summary"]["total_matches"] == 5
+
+
+def test_what_ripgrep_cannot_be_told_is_searched_for_without_it(engine: str, context: ToolContext, shop: Path) -> None:
+    assert found(search(context, "total", glob="*\0"))["files"] == []
+    assert found(search(context, "x\0", literal=True))["files"] == []
+    assert found(search(context, "total", glob="*" * 200_000))["files"] == ["a.py"]
+    missing = dataclasses.replace(context, workspace=LocalWorkspaceBackend(shop / "not-yet"))
+    assert found(search(missing, "total"))["files"] == []
 
 
 # Hostile input.

@@ -126,9 +126,14 @@ def _by_ripgrep(search: Search) -> Counts | None:
         return None
     if selection.is_file or selection.root.startswith("/") or not os.path.isdir(folder):
         return None
-    command = [program, *_options(search), "-e", pattern.ripgrep, "--", f"./{selection.root}"]
     with tempfile.TemporaryFile() as output:  # not a pipe, which would wake us for every file
-        running = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE)
+        try:
+            command = [program, *_options(search), "-e", pattern.ripgrep, "--", f"./{selection.root}"]
+            running = subprocess.Popen(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE
+            )
+        except (OSError, ValueError):  # it or the folder is gone, or an argument is too long or holds a NUL
+            return None
         forget = search.cancellation.on_cancel(running.kill)
         try:
             problems = running.communicate(timeout=max(0.0, search.ends - time.monotonic()))[1]
@@ -142,11 +147,10 @@ def _by_ripgrep(search: Search) -> Counts | None:
         output.seek(0)
         said = output.read()
     search.over()
-    if complete and running.returncode not in (0, 1) and problems.strip():  # a pattern too large for it, an old version
-        return None
-    listed = said.rpartition(b"\n\n")[0] if complete else said
-    counted = Counts(list(_read(search, listed)), complete=complete)
-    files = re.search(rb"^(\d+) files searched$", said[len(listed) :], re.MULTILINE)
+    if complete and (running.returncode < 0 or (running.returncode > 1 and problems.strip())):
+        return None  # somebody killed it, the pattern is too large for it, or it is an old version
+    counted = Counts(list(_read(search, said)), complete=complete)
+    files = re.search(rb"^(\d+) files searched$", said[-1_000:], re.MULTILINE)
     counted.searched = int(files[1]) if files else len(counted.files)
     counted.files.sort()
     return _recounted(search, counted) if pattern.multiline else counted
@@ -167,24 +171,28 @@ def _options(search: Search) -> list[str]:
         options.append("--hidden")
     if selection.include_ignored:
         options.append("--no-ignore")
-    elif not selection.root:
-        options += [f"--iglob=!/{name}/" for name in sorted(IGNORED_ROOTS)]
-    names = TYPES[search.kind] if search.kind else (selection.glob.replace("\\", "/").rpartition("/")[2].strip(),)
-    if names != ("*",) and all(names):
+    elif not selection.root and selection.workspace.folder is not None:
+        present = [name for name in os.listdir(selection.workspace.folder) if name.lower() in IGNORED_ROOTS]
+        options += [f"--glob=!/{name}/" for name in present]  # a rule that meets nothing costs as well
+    parts = [part for part in selection.glob.strip().replace("\\", "/").split("/") if part not in ("", ".")]
+    names = TYPES[search.kind] if search.kind else tuple(parts[-1:])
+    if names not in ((), ("*",), ("**",)) and not names[0].startswith("include:"):  # which rg would read otherwise
         plain = [re.sub(r"[][{}]", r"[\g<0>]", name) for name in names]  # brackets mean nothing in our globs
         options += [*(f"--type-add=vv:{name}" for name in plain), "--type=vv"]
     return options
 
 
 def _read(search: Search, output: bytes) -> Iterator[tuple[str, int]]:
-    """Each line is a path, a NUL and a count; what ripgrep does not know of the selection is taken out."""
-    fits, start = search.selection.fits, 2
-    for line in output.split(b"\n"):
-        name, null, count = line.partition(b"\0")
-        if null and count.isdigit():
-            path = os.fsdecode(name)[start:]
-            if search.names(path) and fits(path) and not is_ours(path[path.rfind("/") + 1 :]):
-                yield path, int(count)
+    """The files and counts of the output; what ripgrep does not know of the selection is taken out."""
+    fits = search.selection.fits
+    for found in _COUNTED.finditer(output):
+        path = os.fsdecode(found[1])
+        if search.names(path) and fits(path) and not is_ours(path[path.rfind("/") + 1 :]):
+            yield path, int(found[2])
+
+
+_COUNTED = re.compile(rb"\./([^\0]+)\0(\d+)\n")
+"""A path, which may hold line breaks, and its count."""
 
 
 def _recounted(search: Search, found: Counts) -> Counts:
