@@ -26,7 +26,7 @@ from vv_agent.results import ToolExecutionResult
 from vv_agent.tools.base import CallSafety, ToolContext, safety_of
 from vv_agent.tools.builtin import bash, build_default_registry, check_background_command
 from vv_agent.tools.builtin.processes import MAX_CHARS, Command, background
-from vv_agent.workspace import LocalWorkspaceBackend
+from vv_agent.workspace import DiscoveryFilteredWorkspaceBackend, LocalWorkspaceBackend
 
 REGISTRY = build_default_registry()
 QUICK = {"bash_shell": "sh"}  # a login bash reads profiles for a tenth of a second
@@ -337,3 +337,10 @@ def test_ended_commands_are_not_kept_for_ever(context: ToolContext) -> None:
         background.add("many", str(number), over)  # type: ignore[arg-type]
     kept = [number for number in range(200) if background.get("many", str(number))]
     assert kept == list(range(136, 200))
+
+
+def test_a_filtered_workspace_is_the_folder_below_it(tmp_path: Path) -> None:
+    workspace = DiscoveryFilteredWorkspaceBackend(LocalWorkspaceBackend(tmp_path), r"\.secret$")
+    call = ToolCall("c", "bash", json.dumps({"command": "pwd"}))
+    result = build_default_registry().execute(call, ToolContext(workspace=workspace))
+    assert json.loads(result.content)["output"].strip() == str(tmp_path)

@@ -18,7 +18,7 @@ from vv_agent.tools.base import Arguments, ToolContext
 from vv_agent.tools.builtin.base import BuiltinTool, workspace_of
 from vv_agent.tools.builtin.processes import Command, background
 from vv_agent.tools.output import error_result, json_text
-from vv_agent.workspace import LocalWorkspaceBackend
+from vv_agent.workspace import DiscoveryFilteredWorkspaceBackend, LocalWorkspaceBackend
 
 DEFAULT_TIMEOUT, MAX_TIMEOUT = 300, 600
 """Seconds."""
@@ -136,28 +136,18 @@ def _bash(context: ToolContext, arguments: Arguments) -> ToolExecutionResult:
 def _folder(context: ToolContext, exec_dir: str) -> tuple[str, str]:
     """The folder to run in, and its name for the result: relative to the workspace where it is inside."""
     workspace = workspace_of(context)
+    while isinstance(workspace, DiscoveryFilteredWorkspaceBackend):
+        workspace = workspace.inner
     if not isinstance(workspace, LocalWorkspaceBackend):
         raise ToolError("Commands need a workspace that is a folder of this machine", "invalid_exec_dir")
     os.makedirs(workspace.root, exist_ok=True)
     path = Path(os.path.realpath(workspace.root / os.path.expanduser(exec_dir.strip() or ".")))
     inside = path.is_relative_to(workspace.root)
-    if not inside and not _may_leave(context.metadata):
+    if not inside and not workspace.allow_outside_root:
         raise ToolError(f"`exec_dir` is outside of the workspace: {exec_dir}", "invalid_exec_dir")
     if not path.is_dir():
         raise ToolError(f"`exec_dir` is no folder: {exec_dir}", "invalid_exec_dir")
     return str(path), path.relative_to(workspace.root).as_posix() if inside else str(path)
-
-
-_YES = frozenset({"true", "1", "yes", "on"})
-_MAY_LEAVE = (
-    "allow_outside_workspace_paths", "allow_outside_workspace", "workspace_allow_outside_main",
-    "workspace_allow_outside",
-)  # fmt: skip
-
-
-def _may_leave(metadata: Mapping[str, Any]) -> bool:
-    """Whether the run's metadata lets its tools use paths outside of the workspace."""
-    return any(str(metadata.get(name, "")).strip().lower() in _YES for name in _MAY_LEAVE)
 
 
 def _timeout(given: Any) -> int:
