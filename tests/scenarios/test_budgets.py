@@ -10,7 +10,8 @@ import pytest
 from tests.harness import until
 from vv_agent import Agent, CheckpointConfig, NoToolPolicy, RunConfig, Runner, function_tool
 from vv_agent.budget import RunBudgetLimits
-from vv_agent.checkpoint.record import State
+from vv_agent.checkpoint.memory import MemoryStore
+from vv_agent.checkpoint.record import Change, Claim, Saved, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.dispatch.distributed import DistributedBackend
 from vv_agent.dispatch.store import StoreDispatcher
@@ -18,6 +19,7 @@ from vv_agent.dispatch.threaded import ThreadBackend
 from vv_agent.errors import CheckpointError, ConfigError
 from vv_agent.llm.base import ModelResponse, UsageReport
 from vv_agent.messages import ToolCall
+from vv_agent.runtime.inbox import budget_signal
 from vv_agent.sessions import SqliteSession
 from vv_agent.settings import Settings
 from vv_agent.testing import ScriptedProvider
@@ -146,3 +148,27 @@ def test_what_cannot_be_raised_says_why(tmp_path: Path, real_store: CheckpointSt
     runner(tmp_path).run_sync(AGENT, "Is it there?", run_config=limited)
     with pytest.raises(CheckpointError, match="run_finished"):
         runner(tmp_path).raise_budget("l", RunBudgetLimits(max_tool_calls=10), store=real_store)
+
+
+class Meanwhile(MemoryStore):
+    """Somebody raises the budget just before the end that it caused is saved."""
+
+    raised = False
+
+    def save(self, claim: Claim, change: Change) -> Saved:
+        if change.closing and not self.raised:
+            self.raised = True
+            self.post(claim.key, budget_signal("meanwhile", RunBudgetLimits(max_tool_calls=5)))
+        return super().save(claim, change)
+
+
+def test_a_raise_that_comes_before_the_end_is_saved_lets_the_run_go_on(tmp_path: Path) -> None:
+    store = Meanwhile()
+    config = RunConfig(
+        budget_limits=RunBudgetLimits(max_tool_calls=1), checkpoint_config=CheckpointConfig(key="k", store=store)
+    )
+    result = runner(tmp_path).run_sync(AGENT, "Is it there?", run_config=config)
+    assert store.raised
+    assert (result.status, result.final_output) == ("completed", "Nothing.")
+    assert sorted(RAN) == ["left", "right", "up"]
+    assert [event.type for event in result.events].count("run_started") == 1

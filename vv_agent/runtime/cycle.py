@@ -45,6 +45,7 @@ def run_cycle(run: Run, commit: CommitPlan) -> None:
     while (decision := _decided(run)) is not None:
         if _carry_out(run, decision, commit):
             return
+        run.recovered = False  # what was left open is settled
 
 
 def _decided(run: Run) -> Decision | None:
