@@ -126,10 +126,10 @@ def plan(*steps: dict[str, Any]) -> str:
     return json.dumps({"plan": list(steps)})
 
 
+GUARDED = plan({"call": [["pay", {"n": 1}]]}, {"say": "done"})
 JOBS: dict[str, str] = {
     "keyed": plan({"call": [["charge", {"n": 1}]]}, {"say": "done"}),
     "unsafe": plan({"call": [["launch", {"n": 1}]]}, {"say": "done"}),
-    "guarded": plan({"call": [["pay", {"n": 1}]]}, {"say": "done"}),
     "decidable": plan({"call": [["write_file", {"path": "out.txt", "content": "apple"}]]}, {"say": "done"}),
 }
 

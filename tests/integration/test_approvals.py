@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.harness import World, crash_at, until
-from tests.jobs import JOBS
+from tests.jobs import GUARDED
 from vv_agent.checkpoint.record import State
 
 
@@ -33,7 +33,7 @@ def test_a_decision_from_another_process_reaches_a_run_whose_workers_died(
 ) -> None:
     world = shared_world
     first = world.worker(ready=True)
-    handle = world.submit("k", JOBS["guarded"])
+    handle = world.submit("k", GUARDED)
     head = until(lambda: parked(world), "it waits for a yes")
     assert (head.reason, head.owner) == ("approval", None)
     first.signal(signal.SIGKILL)
