@@ -25,7 +25,6 @@ from vv_agent.launch import Admitted
 from vv_agent.outcome import read_result
 from vv_agent.result import RunResult
 from vv_agent.run_handle import RunHandle
-from vv_agent.runtime import eventlog
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.feed import EventFeed
@@ -50,8 +49,6 @@ class Start:
     def begin(self, *, in_caller: bool = False, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Carry the run on: in the caller's thread, in one of our own, or by workers. Asynchronous tools run on `loop`,
         whose task awaits the run."""
-        if in_caller:  # who has no handle reads no text later
-            self._feed.forgets = eventlog.LIVE_ONLY
         token = self._config.cancellation_token
         if token is not None:
             self.handle.when_over(token.on_cancel(lambda: self.handle.leave(token.reason)))

@@ -142,7 +142,7 @@ def _page_limit(store: Any, pages: int) -> Any:
 
 
 def _renew_connections(store: Any) -> None:
-    store._connections.close()
+    store._connections.drop()
     store._engine.dispose()
 
 

@@ -19,20 +19,14 @@ class EventSink(Protocol):
 
 
 class EventFeed:
-    """A run's events in order, from the first one on, for any number of readers. `close` ends their iteration.
-
-    What it `forgets` is passed on nowhere: types of live text, where nobody can read them later.
-    """
+    """A run's events in order, from the first one on, for any number of readers. `close` ends their iteration."""
 
     def __init__(self) -> None:
         self.events: list[RunEvent] = []
-        self.forgets: frozenset[str] = frozenset()
         self._more = threading.Condition()
         self._closed = False
 
     def put(self, event: RunEvent) -> None:
-        if event.type in self.forgets:
-            return
         with self._more:
             self.events.append(event)
             self._more.notify_all()

@@ -298,10 +298,14 @@ class Connections:
             while True:
                 yield self._idle.pop()
 
-    def close(self) -> None:
-        self._closed = True
+    def drop(self) -> None:
+        """Let go of what is idle; the next transaction makes a new one."""
         for idle in self._all_idle():
             idle.pooled.close()
+
+    def close(self) -> None:
+        self._closed = True
+        self.drop()
 
 
 class StaleConnection(StoreError):

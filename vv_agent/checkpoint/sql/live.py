@@ -46,9 +46,11 @@ class SqlLive:
         self._reader = engine.execution_options(vv_reads=True)  # readers must not wait for the writers' lock
         self._table = _live_table(unlogged=engine.dialect.name != "sqlite")
         self._pid = os.getpid()
-        self._ready = False
+        self._ready = self._closed = False
 
     def _connect(self, *, reads: bool) -> Any:
+        if self._closed:
+            raise RuntimeError("closed")
         if os.getpid() != self._pid:
             self._engine.dispose(close=False)
             self._pid = os.getpid()
@@ -91,11 +93,16 @@ class SqlLive:
 
     def _quietly(self, work: Callable[[Any], Any], otherwise: Any, *, reads: bool = True) -> Any:
         """Live text is a convenience: a store that cannot carry it must not stop a run."""
+        pool = self._engine.pool
         try:
             with self._connect(reads=reads) as connection:
                 return work(connection)
         except Exception:
             return otherwise
+        finally:
+            if self._closed:  # while this was under way: what it gave back is let go of as well
+                pool.dispose()
 
     def close(self) -> None:
+        self._closed = True
         self._engine.dispose()
