@@ -98,10 +98,11 @@ class ApprovalBroker:
     def resolve(self, request_id: str, decision: ApprovalDecision) -> None:
         """Decide; `ConfigError` `unknown_approval_request` for an id that does not wait (any more)."""
         with self._lock:
-            found = self._pending.pop(request_id, None)
+            found = self._pending.get(request_id)
         if found is None:
             raise ConfigError("unknown_approval_request", f"unknown approval request: {request_id}")
         found[1](decision)
+        self.discard(request_id)
 
     def register(self, request: ApprovalRequest, decide: Callable[[ApprovalDecision], None]) -> None:
         """Hold a request; `decide` is called with the decision."""

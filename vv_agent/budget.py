@@ -296,7 +296,7 @@ class BudgetEvaluator:
 
     def check(self, boundary: BudgetEnforcementBoundary) -> BudgetExhaustion | None:
         """run_start, cycle_start, tool_batch_complete and terminal; the other two have verbs of their own."""
-        self._observe()
+        self.observe()
         return self._unavailable(boundary) or self._over(boundary)
 
     def model_called(self, usage: TokenUsage) -> BudgetExhaustion | None:
@@ -315,7 +315,8 @@ class BudgetEvaluator:
             self._add_calls(tool_names)
         return exhaustion
 
-    def _observe(self) -> None:
+    def observe(self) -> None:
+        """Bring `elapsed_ms` and the host cost up to now."""
         if not self.usage.latched(_D.WALL_TIME):
             active = (self._clock() - self._started_ns) // 1_000_000
             elapsed = max(self.usage.elapsed_ms, self._elapsed_before_ms + active)

@@ -8,6 +8,7 @@ import contextvars
 import inspect
 import json
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -21,15 +22,20 @@ from vv_agent.config import RunConfig
 from vv_agent.dispatch.base import Backend, CycleDispatcher
 from vv_agent.errors import CheckpointError, VVAgentError
 from vv_agent.events import ApprovalRequestedEvent, ApprovalResolvedEvent, RunEvent
-from vv_agent.launch import Admitted
+from vv_agent.launch import Admitted, open_approvals
 from vv_agent.outcome import read_result
 from vv_agent.result import RunResult
 from vv_agent.run_handle import RunHandle
+from vv_agent.runtime import eventlog
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.feed import EventFeed
+from vv_agent.runtime.patience import patiently
+from vv_agent.runtime.program import Program
 
 T = TypeVar("T")
+_LOOK = 0.25
+"""Seconds between two looks whether a request that was shown is in the store."""
 
 
 class Start:
@@ -57,7 +63,13 @@ class Start:
         elif not self.backend.local:
             programs, key = self.engine.programs, self._run.key
             programs.bind(key, self._run.program)  # should no worker be there, this process has what the run needs
-            follow(self.engine, self.handle, self._feed, self._run.body, then=lambda: programs.unbind(key))
+            follow(
+                self.engine,
+                self.handle,
+                self._feed,
+                self._run.body,
+                then=lambda: programs.unbind(key, self._run.program),
+            )
             self.backend.drive(self.engine, self._run.recipe, resume=self._run.existed)
         elif in_caller:
             unknown = not self._run.body.checkpointed and token is None
@@ -72,24 +84,30 @@ class Start:
         engine.listen(key, self._feed)
         for event in self._run.shown:
             self._feed.put(event)
+        if self._run.existed:
+            show_open_approvals(engine, key, self._run.body, self._feed)
 
         def work() -> RunResult:
-            self.backend.drive(engine, self._run.recipe, resume=self._run.existed)
+            drive = partial(self.backend.drive, engine, self._run.recipe, resume=self._run.existed)
+            carry_on(drive, waits=self._run.waits)
             return read_result(engine, key, tuple(self._feed.events))
 
         try:
             with awaited_on(loop):
                 self.handle.finish(work)
         finally:
-            engine.unlisten(key)
+            engine.unlisten(key, self._feed)
             engine.leave_alone(key, False)
             waiting = None if self._run.body.checkpointed else self.handle.waiting()
-            if waiting is not None:  # it can be resumed as long as somebody holds its result
-                weakref.finalize(waiting, _forget, engine, key)
+            forget = partial(_forget, engine, key, self._run.program)
+            if (
+                waiting is not None and waiting.home is not None
+            ):  # it can be resumed while somebody holds a result of it
+                weakref.finalize(waiting.home, forget)
             elif self._run.body.checkpointed:
-                engine.programs.unbind(key)
+                engine.programs.unbind(key, self._run.program)
             else:
-                _forget(engine, key)
+                forget()
 
 
 class Desk:
@@ -104,6 +122,9 @@ class Desk:
         self._handle = handle
         self._past = past
         self._asked: set[str] = set()
+        self._settled = threading.Condition()
+        self._resolved: set[str] = set()
+        self._over = False
         handle.when_over(self._close)
 
     def see(self, event: RunEvent) -> None:
@@ -111,11 +132,26 @@ class Desk:
             self._asked.add(event.request_id)
             in_background(lambda: self._ask(event))
         elif isinstance(event, ApprovalResolvedEvent):
+            with self._settled:
+                self._resolved.add(event.request_id)
+                self._settled.notify_all()
             self._discard(event.request_id)
 
     def _close(self) -> None:
+        with self._settled:
+            self._over = True
+            self._settled.notify_all()
         for name in self._asked:
             self._discard(name)
+
+    def _waits(self, name: str) -> bool:
+        """Whether the request is open: at once for a run of this process; else once the store says so, unless it turns
+        out to be of long ago."""
+        while self._past and not patiently(lambda: self._handle.is_open(name)):
+            with self._settled:
+                if self._settled.wait_for(lambda: self._over or name in self._resolved, _LOOK):
+                    return False
+        return True
 
     def _discard(self, name: str) -> None:
         if self._broker is not None:
@@ -124,7 +160,7 @@ class Desk:
     def _ask(self, event: ApprovalRequestedEvent) -> None:
         name = event.request_id
         with contextlib.suppress(VVAgentError):  # it was decided elsewhere, or the run is over
-            if self._past and not self._handle.is_open(name):
+            if not self._waits(name):
                 return
             request = _request(event)
             if self._broker is not None:
@@ -133,10 +169,11 @@ class Desk:
                 decision = self._decide(request)
             except Exception as error:
                 self._discard(name)
-                self._handle.fail_approval(name, str(error))
+                message = str(error)
+                patiently(lambda: self._handle.fail_approval(name, message))
                 return
             if decision is not None:
-                self._handle.approve(name, decision)
+                patiently(lambda: self._handle.approve(name, decision))
 
     def _decide(self, request: ApprovalRequest) -> ApprovalDecision | None:
         if self._provider is None:
@@ -188,6 +225,31 @@ class WatchedFeed(EventFeed):
                 self._stream = None
 
 
+def carry_on(drive: Callable[[], object], *, waits: bool) -> None:
+    """Carry a run on. One that waited for somebody when it was taken up may be in the hands of another caller: then this
+    one waits for it, and takes over should the other be lost."""
+    while True:
+        try:
+            drive()
+        except CheckpointError as error:
+            if not waits or error.code != "checkpoint_claim_active":
+                raise
+            time.sleep(_LOOK)
+        else:
+            return
+
+
+def show_open_approvals(engine: Engine, key: str, body: Body, feed: EventFeed) -> None:
+    """Show what a run that is taken up again still waits for, so that somebody may decide."""
+    waiting, reader, after = open_approvals(engine.store, key), eventlog.EventReader(body), 0
+    while waiting and (entries := engine.store.entries(key, after)):
+        after = entries[-1].seq
+        for numbered in (numbered for entry in entries for numbered in reader.feed(entry)):
+            event = numbered.event
+            if isinstance(event, ApprovalRequestedEvent) and waiting.pop(event.request_id, None) is not None:
+                feed.put(event)
+
+
 def follow(
     engine: Engine, handle: RunHandle, feed: EventFeed, body: Body, *, then: Callable[[], None] = lambda: None
 ) -> None:
@@ -205,13 +267,11 @@ def follow(
     process.tailer_for(engine.store).follow(key, body, feed, over)
 
 
-def _forget(engine: Engine, key: str) -> None:
+def _forget(engine: Engine, key: str, program: Program) -> None:
     """Drop the record of a run that asked for no checkpoint."""
-    engine.programs.unbind(key)
-    try:
+    with contextlib.suppress(CheckpointError):
         engine.store.delete(key)
-    except CheckpointError:
-        return
+    engine.programs.unbind(key, program)
 
 
 def in_background(work: Callable[[], None]) -> None:

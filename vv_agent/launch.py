@@ -43,6 +43,8 @@ class Admitted:
     """It ended, or waits for somebody: there is a result already."""
     shown: tuple[RunEvent, ...]
     """The events of its creation, when this call created it."""
+    waits: bool = False
+    """It waits inside its segment, perhaps in another caller's hands."""
 
 
 def new_run(key: str, body: Body, engine: Engine, program: Program, queue: str | None, *, hold: int) -> NewRun:
@@ -117,7 +119,17 @@ def _readmit(engine: Engine, program: Program, head: Head, policy: ResumePolicy)
         engine.store.post(head.key, resume_signal(f"resume_{secrets.token_hex(8)}"))
     body = Body.unpack(head.body, head.key)
     recipe = CycleRecipe.of(head, engine.store.id)
-    return Admitted(head.key, head.run_id, body, stored or program, recipe, existed=True, rests=over, shown=())
+    return Admitted(
+        head.key,
+        head.run_id,
+        body,
+        stored or program,
+        recipe,
+        existed=True,
+        rests=over,
+        shown=(),
+        waits=head.state is State.PARKED,
+    )
 
 
 def check_journal(store: CheckpointStore, key: str) -> None:

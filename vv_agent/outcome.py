@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from typing import Any
+from weakref import WeakValueDictionary
 
 from vv_agent.checkpoint.identity import tool_operation_id
 from vv_agent.checkpoint.record import Seen, Snapshot
+from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.definition import RunDefinition
 from vv_agent.errors import CheckpointError
 from vv_agent.events import RunEvent
-from vv_agent.result import ResolvedModel, RunResult
+from vv_agent.result import Home, ResolvedModel, RunResult
 from vv_agent.results import AgentStatus, ResumeObservation
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
@@ -42,8 +44,19 @@ def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...]) -> RunRe
     return RunResult.of(
         raw, input=transcript.inputs.get(body.segment, ""), run_id=body.run_id, trace_id=body.trace_id,
         agent_name=body.agent, new_items=transcript.new_items(body.segment), events=events,
-        metadata={**metadata, "resolved_model": model.model_id}, resolved_model=model, home=(engine.store, key),
+        metadata={**metadata, "resolved_model": model.model_id}, resolved_model=model, home=home_of(engine.store, key),
     )  # fmt: skip
+
+
+_HOMES: WeakValueDictionary[tuple[int, str], Home] = WeakValueDictionary()
+
+
+def home_of(store: CheckpointStore, key: str) -> Home:
+    """The one `Home` of a record in this process."""
+    home = _HOMES.get((id(store), key))
+    if home is None or home.store is not store:
+        home = _HOMES[id(store), key] = Home(store, key)
+    return home
 
 
 def unpacked(snapshot: Snapshot) -> dict[str, dict[str, Any]]:

@@ -35,6 +35,15 @@ class ResolvedModel:
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
+class Home:
+    """The store and the key of a record. One for all results of a run in a process: a record that asked for no
+    checkpoint is kept as long as it is."""
+
+    store: Any
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """The outcome of one segment of a run; `RunResult.of` derives the fields that follow from the raw result.
 
@@ -54,8 +63,8 @@ class RunResult:
     metadata: Mapping[str, Any]
     agent_name: str
     resolved_model: ResolvedModel | None = None
-    home: tuple[Any, str] | None = field(default=None, repr=False, compare=False)
-    """The store and the key of the record in this process, for `Runner.resume`."""
+    home: Home | None = field(default=None, repr=False, compare=False)
+    """Where the record is, for `Runner.resume` in this process."""
 
     @classmethod
     def of(
@@ -70,7 +79,7 @@ class RunResult:
         events: tuple[RunEvent, ...] = (),
         metadata: Mapping[str, Any] | None = None,
         resolved_model: ResolvedModel | None = None,
-        home: tuple[Any, str] | None = None,
+        home: Home | None = None,
     ) -> Self:
         """The public result around the raw one."""
         texts = (raw_result.final_answer, raw_result.wait_reason, raw_result.error)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from vv_agent.approvals import ApprovalDecision
-from vv_agent.checkpoint.record import Signal
+from vv_agent.checkpoint.record import Signal, State
 from vv_agent.dispatch.base import CycleDispatcher
 from vv_agent.dispatch.distributed import settle
 from vv_agent.errors import CheckpointError, ConfigError
@@ -133,7 +133,7 @@ class RunHandle:
                     raise
                 return False
             self._cancelled = True
-        if not self._engine.keeper.poke(self.checkpoint_key):
+        if not self._engine.keeper.poke(self.checkpoint_key) or posted.head.state is not State.CLAIMED:
             settle(self._engine, self._dispatcher, posted.head)
         return True
 

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,16 @@ from vv_agent.dispatch.distributed import DistributedBackend, workers_of
 from vv_agent.dispatch.inline import InlineBackend
 from vv_agent.errors import ConfigError
 from vv_agent.events import RunEvent
-from vv_agent.following import Start, WatchedFeed, desk_for, follow, in_background, in_thread
+from vv_agent.following import (
+    Start,
+    WatchedFeed,
+    carry_on,
+    desk_for,
+    follow,
+    in_background,
+    in_thread,
+    show_open_approvals,
+)
 from vv_agent.launch import (
     admit_run,
     check_journal,
@@ -33,7 +43,7 @@ from vv_agent.launch import (
     existing,
     limits_of,
     new_run,
-    shown_to,
+    open_approvals,
     wake,
 )
 from vv_agent.llm.reference import ModelProvider
@@ -126,7 +136,7 @@ class Runner:
             return await start.handle
         except asyncio.CancelledError:
             if start.backend.local:
-                start.handle.leave("The awaiting task was cancelled.")
+                in_background(lambda: start.handle.leave("The awaiting task was cancelled."))
             raise
 
     @on_class_too
@@ -172,7 +182,7 @@ class Runner:
             await start.handle
         finally:
             if start.backend.local:
-                start.handle.leave("The reader of its events left.")
+                in_background(lambda: start.handle.leave("The reader of its events left."))
 
     @on_class_too
     def attach(self, key: str, *, store: CheckpointStore | None = None) -> RunHandle:
@@ -241,18 +251,19 @@ class Runner:
             raise ConfigError(
                 "run_not_resumable", f"resume takes the key of a run or its RunState, not {type(state).__name__}"
             )
-        kept, key = (None, state) if isinstance(state, str) else (state.result.home or (None, None))
-        if key is None:
-            raise ConfigError(
-                "run_not_resumable", "the run was kept in memory only; give it a checkpoint_key next time"
-            )
-        home = store or kept or self._store_of_settings()
+        if isinstance(state, str):
+            key, home = state, store or self._store_of_settings()
+        elif state.result.home is None:
+            raise ConfigError("run_not_resumable", "this result was not made by a Runner of this process; use its key")
+        else:
+            key, home = state.result.home.key, store or state.result.home.store
         head = existing(home, validate_key(key))
         engine, dispatcher = self._means(home)
         handle, feed = self._follower(engine, dispatcher, head)
         if isinstance(state, RunState):
-            for approved in state.approved_interruption_ids():
-                digest = shown_to(home, key, approved)
+            waiting = open_approvals(home, key)
+            for approved in waiting.keys() & set(state.approved_interruption_ids()):  # the others are decided
+                digest = waiting[approved]["digest"]
                 decide(home, dispatcher, key, approval_signal(approved, ApprovalDecision.allow(), digest))
             head = existing(home, key)
         if head.state is State.ENDED and text is None:
@@ -272,10 +283,13 @@ class Runner:
             try:
                 current = existing(home, key)
                 if not rests(current):
+                    if isinstance(state, str):
+                        show_open_approvals(engine, key, Body.unpack(current.body, key), feed)
                     with awaited_on(None):
-                        drive(engine, CycleRecipe.of(current, home.id), resume=True)
+                        recipe = CycleRecipe.of(current, home.id)
+                        carry_on(partial(drive, engine, recipe, resume=True), waits=current.state is State.PARKED)
             finally:
-                engine.unlisten(key)
+                engine.unlisten(key, feed)
             return read_result(engine, key, tuple(feed.events))
 
         if in_caller:

@@ -521,3 +521,24 @@ def test_a_redis_store_works_on_the_fake_server_too() -> None:
     with pytest.raises(ClaimLost):
         fake.save(claim, Change(2, Commit()))
     assert [entry.body for entry in fake.load("k").log] == [b"first", b"l1"]  # type: ignore[union-attr]
+
+
+def test_an_end_that_was_begun_is_never_parked_away(store: CheckpointStore, clock: FakeClock) -> None:
+    """Its session may be down for long: after five takeovers it is taken over again."""
+    store.create([new()])
+    store.save(claimed(store).claim, Change(1, Progress(), ending=True))
+    for n in range(8):
+        clock.advance(LEASE + 60_000)
+        assert claimed(store, token=f"{n:032x}").recovered
+
+
+def test_a_signal_that_nobody_read_keeps_a_run_from_being_parked(store: CheckpointStore, clock: FakeClock) -> None:
+    store.create([new()])
+    for n in range(6):
+        claimed(store, token=f"{n:032x}")
+        clock.advance(LEASE + 60_000)
+    store.post("k", Signal("c", "cancel"))
+    answer = claimed(store, token="f" * 32)
+    assert [signal.kind for signal in answer.snapshot.signals] == ["cancel"]
+    clock.advance(LEASE + 60_000)
+    store.save(answer.claim, Change(1, Progress(), consumed=("c",)))

@@ -255,11 +255,11 @@ class Late(MemoryStore):
 
     hidden = 0
 
-    def load(self, key: str, *seen: Any) -> Any:
+    def look(self, key: str) -> Any:
         if self.hidden:
             self.hidden -= 1
             return None
-        return super().load(key, *seen)
+        return super().look(key)
 
 
 def test_of_two_starters_at_once_the_later_one_takes_the_prompt_of_the_other(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def claim(
     if why := _unclaimable(head, cycle, serves, now):
         return head, Refused(why, head)
     takeover = head.state is State.CLAIMED
-    if takeover and head.recoveries >= MAX_RECOVERIES:
+    if takeover and head.recoveries >= MAX_RECOVERIES and not head.ending and not head.signal_n:
+        # (an end that was begun is only finished, and a signal may be the cancel of what kills its workers)
         parked = _unowned(head, State.PARKED, now, due=None, reason=ParkReason.ATTEMPTS)
         parked = parked._replace(status="reconciliation_required", revision=head.revision + 1)
         return parked, Refused("attempts", parked)

@@ -53,11 +53,12 @@ def keep() -> Commit:
     return Commit(keep=True)
 
 
-def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> Advanced:
+def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False, patient: bool = False) -> Advanced:
     """Advance a run in this thread until it ends or parks for somebody else.
 
-    A park with a deadline is waited for; a run that another living process holds raises `checkpoint_claim_active`, one
-    that this process has not the code for what kept it from being served.
+    A park inside the segment is waited for. A run that another living process holds raises `checkpoint_claim_active`,
+    unless this one waited for it before (`patient`): then whoever was quicker goes on with it. One that this process
+    has not the code for raises what kept it from being served.
     """
     kept: Run | None = None
     while True:
@@ -69,11 +70,12 @@ def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> Advan
             case "released" if not engine.stopping:  # something woke it while it was parking
                 recipe = step.next[0]
             case "parked" if step.head is not None and not rests(step.head):
-                recipe = _when_due(engine, step.head)
+                recipe, patient = _when_due(engine, step.head), True
             case "deferred":
                 raise cannot_serve(recipe.key, step)
             case "refused" | "lost":
-                again = _after_refusal(engine, recipe, step)
+                patient = patient or step.why == "parked"
+                again = _after_refusal(engine, recipe, patient=patient)
                 if again is None:
                     return step
                 recipe = again
@@ -107,7 +109,7 @@ def _when_due(engine: Engine, head: Head) -> CycleRecipe:
         version = engine.store.wait(version, pause)
 
 
-def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> CycleRecipe | None:
+def _after_refusal(engine: Engine, recipe: CycleRecipe, *, patient: bool) -> CycleRecipe | None:
     """What to try next after a claim was refused: the same cycle once its dead owner is expired or its back-off is
     over.
 
@@ -125,13 +127,17 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, step: Advanced) -> Cycle
     if head.state is not State.CLAIMED:
         return CycleRecipe.of(head, engine.store.id) if _ready(head, look.now) else None
     if head.lease_until > look.now:
-        if head.owner is None or not is_dead(head.owner):
+        alive = head.owner is None or not is_dead(head.owner)
+        if alive and patient:
+            engine.store.wait(0, _LOOK)
+            return CycleRecipe.of(head, engine.store.id)
+        if alive:
             raise CheckpointError(
                 "checkpoint_claim_active",
                 f"run {head.key!r} is being advanced {_by(engine, head)} right now; watch it "
                 f"(vv-agent runs watch, or Runner.attach), or try later",
             )
-        engine.store.expire(head.owner)
+        engine.store.expire(str(head.owner))
     else:
         time.sleep(min(0.2, max(0.0, ((head.due or look.now) - look.now) / 1000)))
     return CycleRecipe.of(head, engine.store.id)

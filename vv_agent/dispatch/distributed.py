@@ -9,7 +9,7 @@ import threading
 import time
 from contextlib import suppress
 
-from vv_agent.checkpoint.record import Head, Look, ParkReason, State
+from vv_agent.checkpoint.record import Head, Look, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.dispatch.base import CycleDispatcher, hint
 from vv_agent.errors import StoreError
@@ -116,7 +116,7 @@ def settle(engine: Engine, dispatcher: CycleDispatcher, head: Head) -> None:
     if head.state is not State.READY:
         return
     unserved = head.queue is not None and not workers_of(engine.store, head.queue)
-    rested = head.queue is None and head.reason not in (None, ParkReason.RETRY_AFTER)
+    rested = head.queue is None and head.reason is not None and head.status != "running"
     if unserved or rested:
         advance(engine, CycleRecipe.of(head, engine.store.id))
 

@@ -112,6 +112,7 @@ class _Job:
         self.done = threading.Event()
         self.error: BaseException | None = None
         self._parked: Head | None = None
+        self._patient = False
 
     def step(self) -> float | None:
         """One cycle, or a look at the run while it waits for a time; seconds until the next one, or None when there is
@@ -127,10 +128,10 @@ class _Job:
             self.recipe = step.next[0]
             return 0.0
         if step.what == "parked" and step.head is not None and not rests(step.head):
-            self._parked = step.head
+            self._parked, self._patient = step.head, True
             return 0.0
         if step.what in ("refused", "lost"):  # rare: a dead owner, a back-off; the loop in this thread knows how
-            drive(self.engine, self.recipe)
+            drive(self.engine, self.recipe, patient=self._patient)
         if step.what == "deferred":
             raise cannot_serve(self.recipe.key, step)
         return None

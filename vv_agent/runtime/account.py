@@ -61,6 +61,7 @@ class Account:
 
     def raise_to(self, limits: RunBudgetLimits) -> None:
         """Go on under other limits, with what was used."""
+        self._evaluator.observe()
         usage = self._evaluator.usage
         self._evaluator = BudgetEvaluator(limits, clock=monotonic_ns, meter=self._meter, usage=usage)
         self._raised, self.exhaustion = True, None

@@ -95,6 +95,8 @@ def _take(engine: Engine, recipe: CycleRecipe, resume: bool) -> Run | Refused:
     if cached and (cached.run_id != answer.snapshot.head.run_id or answer.snapshot.head.entry_n < cached.entry_n):
         cached, answer = None, _reread(engine, answer)  # another run under the same key
     hold = engine.keeper.hold(answer.claim, began)
+    if engine.stopping:  # it was told between the look and the claim
+        hold.stop()
     try:
         return Run(engine, program, hold, answer, cached)
     except BaseException:
@@ -138,7 +140,7 @@ def _after(engine: Engine, run: Run) -> Advanced:
         return Advanced("committed", head, (CycleRecipe.of(head, engine.store.id),), kept=run)
     engine.keeper.release(run.hold)
     if head.state is State.ENDED:
-        if engine.sink(run.key) is not None:  # who listens here reads the result next
+        if engine.sinks(run.key):  # who listens here reads the result next
             run.remember()
         return Advanced("ended", head)
     run.remember()

@@ -24,6 +24,7 @@ from vv_agent.tools.policy import ApprovalPolicy
 if TYPE_CHECKING:
     from vv_agent.runtime.run import Run
 
+_MOST_EARLY = 64
 FAILED = "failed"
 """The action of a provider that raised: the run fails with its message."""
 
@@ -52,55 +53,68 @@ def message_of(tool_name: str) -> str:
 
 
 class Approvals:
-    """The requests of the open cycle, and the tools that were allowed for the whole run."""
+    """The requests of the open cycle, and the tools that were allowed for the whole run. A request is gone once its
+    call has a result."""
 
     def __init__(self, stored: Mapping[str, Any]) -> None:
         self.requests: dict[str, dict[str, Any]] = {name: dict(one) for name, one in stored.get("requests", {}).items()}
         self.granted: list[str] = list(stored.get("granted", ()))
+        self._early: dict[str, Any] = dict(stored.get("early", {}))
+        """Decisions on requests that were shown and are not open yet: their save failed, or comes next."""
         self.unsaved = False
         """A decision is noted that no save has taken yet."""
 
     def stored(self) -> dict[str, Any]:
-        kept = {"requests": self.requests, "granted": self.granted}
+        kept = {"requests": self.requests, "granted": self.granted, "early": self._early}
         return {name: value for name, value in kept.items() if value}
 
     def forget(self) -> None:
         """The cycle is committed."""
-        self.requests = {}
+        self.requests, self._early = {}, {}
+
+    def close(self, position: int) -> None:
+        """The call at this position has its result."""
+        self.requests = {name: one for name, one in self.requests.items() if one["position"] != position}
 
     def open(self) -> dict[str, dict[str, Any]]:
         return {name: one for name, one in self.requests.items() if "action" not in one}
 
+    def settle(self, run: Run) -> bool:
+        """Take in what came meanwhile; whether anything was decided."""
+        decided = self.collect(run)
+        self.decide(run, decided)
+        return bool(decided)
+
     def collect(self, run: Run) -> dict[str, Mapping[str, Any]]:
         """What came for the open requests: decisions, and the deadlines that passed."""
-        given = run.inbox.take_approvals()
+        given = {**self._early, **run.inbox.take_approvals()}
         decided: dict[str, Mapping[str, Any]] = {}
         for name, request in self.open().items():
             if name in given and given[name].get("digest") == request["digest"]:
                 decided[name] = given.pop(name)
             elif request.get("until") is not None and request["until"] <= run.claimed_at:
                 decided[name] = {"action": ApprovalAction.TIMEOUT.value}
-        for name in given:
-            run.emit(
-                "diagnostic", level="warning", code="approval_ignored",
-                details={"request_id": name, "reason": "no request of that id and these arguments is open"},
-            )  # fmt: skip
+        unknown = [name for name in given if name not in self.requests]
+        self._early = {name: given[name] for name in unknown[-_MOST_EARLY:]}
         return decided
-
-    def settle(self, run: Run) -> None:
-        """Take in what came meanwhile."""
-        self.decide(run, self.collect(run))
 
     def decide(self, run: Run, decided: Mapping[str, Mapping[str, Any]]) -> None:
         """Note decisions, and show them."""
         for name, body in decided.items():
-            request, action = self.requests[name], body["action"]
-            request |= {"action": action, "reason": str(body.get("reason") or "")}
-            self.unsaved = True
-            if action == FAILED:
-                continue
-            if action == ApprovalAction.ALLOW_SESSION and request["tool"] not in self.granted:
-                self.granted.append(request["tool"])
+            self._note(run, name, body)
+            if body["action"] == ApprovalAction.ALLOW_SESSION:
+                tool = self.requests[name]["tool"]
+                self.granted = [*self.granted, tool] if tool not in self.granted else self.granted
+                for other in [other for other, one in self.open().items() if one["tool"] == tool]:
+                    self._note(run, other, body)
+
+    def _note(self, run: Run, name: str, body: Mapping[str, Any]) -> None:
+        request, action = self.requests[name], body["action"]
+        if "action" in request:  # with another one of its tool
+            return
+        request |= {"action": action, "reason": str(body.get("reason") or "")}
+        self.unsaved = True
+        if action != FAILED:
             run.emit(
                 "approval_resolved", request_id=name, tool_call_id=request["call_id"], tool_name=request["tool"],
                 action=action,

@@ -89,7 +89,8 @@ class Engine:
         self.probe: Probe = probe or (lambda boundary, side: None)
         self.grace = grace
         self.stopping = False
-        self._sinks: dict[str, EventSink] = {}
+        self._lock = threading.Lock()
+        self._sinks: dict[str, tuple[EventSink, ...]] = {}
         self._alone: set[str] = set()
 
     def token(self) -> str:
@@ -108,14 +109,18 @@ class Engine:
         return key in self._alone
 
     def listen(self, key: str, sink: EventSink) -> None:
-        """Send a run's events to `sink` while this process advances it."""
-        self._sinks[key] = sink
+        """Send a run's events to `sink` while this process advances it; there may be several."""
+        with self._lock:
+            self._sinks[key] = (*self._sinks.get(key, ()), sink)
 
-    def unlisten(self, key: str) -> None:
-        self._sinks.pop(key, None)
+    def unlisten(self, key: str, sink: EventSink) -> None:
+        with self._lock:
+            left = tuple(other for other in self._sinks.pop(key, ()) if other is not sink)
+            if left:
+                self._sinks[key] = left
 
-    def sink(self, key: str) -> EventSink | None:
-        return self._sinks.get(key)
+    def sinks(self, key: str) -> tuple[EventSink, ...]:
+        return self._sinks.get(key, ())
 
     def stop(self) -> None:
         """Take no new cycles; running model calls are aborted, running tools get their grace."""

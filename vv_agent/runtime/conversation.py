@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,11 @@ def append(run: Run, decision: Stop) -> Stop:
     items = run.transcript.items(run.body.segment)
     run.engine.probe("session", "before")
     try:
-        patiently(lambda: _append(run, session, items))
+        if appends_once(session):
+            identity = commit_id(run.key, run.body.segment), payload_digest(items)
+            patiently(lambda: session.add_items_once(*identity, items))
+        else:
+            session.add_items(items)
     except StoreError:
         raise
     except CheckpointError as error:  # the same on every attempt
@@ -89,10 +93,3 @@ def append(run: Run, decision: Stop) -> Stop:
     run.engine.probe("session", "after")
     run.emit("session_persisted")
     return decision
-
-
-def _append(run: Run, session: Session, items: Sequence[Message]) -> None:
-    if appends_once(session):
-        session.add_items_once(commit_id(run.key, run.body.segment), payload_digest(items), items)
-    else:
-        session.add_items(items)

@@ -20,7 +20,7 @@ from vv_agent.runtime.inbox import Inbox
 from vv_agent.runtime.output import Decision, GoOn, Stop
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import message_item, storable
-from vv_agent.runtime.waiting import RunCancelled, Stopping
+from vv_agent.runtime.waiting import RunCancelled, Stopping, refreshed
 from vv_agent.tools.builtin.processes import background
 
 MAX_RETRY_AFTER = 3600.0
@@ -139,7 +139,7 @@ def _account(run: Run, boundary: Callable[[Account, Run], None]) -> None:
     if run.account is None:
         return
     if run.hold.signalled:
-        run.refresh()
+        refreshed(run)
     if run.inbox.cancel is not None:
         raise RunCancelled(run.inbox.cancel)
     _take_limits(run)
@@ -149,17 +149,18 @@ def _account(run: Run, boundary: Callable[[Account, Run], None]) -> None:
 def _begin_segment(run: Run) -> None:
     """What a run waited for begins its next segment: an answer, a decision on an approval, other limits. It has a fresh
     run id and cycle limit. Raises `StillWaiting` when the run waits and nothing came."""
-    limits, decided = _take_limits(run), run.approvals.collect(run)
-    answers = run.inbox.take_answers()
-    waits = _waits_for(run)
+    decided, answers, waits = run.approvals.collect(run), run.inbox.take_answers(), _waits_for(run)
+    raised = run.inbox.raises and run.account is not None
+    came = {ParkReason.BUDGET: raised, ParkReason.APPROVAL: decided, ParkReason.INPUT: answers}
+    begins = waits is not None and bool(came[waits])
+    if begins:
+        _next_segment(run, Message("user", "\n\n".join(answers)) if waits is ParkReason.INPUT else None)
+    _take_limits(run)
+    run.approvals.decide(run, decided)
     if answers and waits is not ParkReason.INPUT:
         run.emit("diagnostic", level="warning", code="answer_ignored", details={"reason": "the run did not wait"})
-    came = {ParkReason.BUDGET: limits, ParkReason.APPROVAL: decided, ParkReason.INPUT: answers}
-    if waits is not None and not came[waits]:
+    if waits is not None and not begins:
         raise StillWaiting(waits)
-    if waits is not None:
-        _next_segment(run, Message("user", "\n\n".join(answers)) if waits is ParkReason.INPUT else None)
-    run.approvals.decide(run, decided)
 
 
 def _waits_for(run: Run) -> ParkReason | None:
@@ -300,7 +301,8 @@ def _stop(run: Run, decision: Stop) -> None:
         last_log=[["e", run.body.segment, decision.to_log()]],
         last_events=[terminal_event(run, decision)],
     )
-    background.end(run.key)
+    if isinstance(then, End):
+        background.end(run.key)
 
 
 def _asks(run: Run) -> Stop:

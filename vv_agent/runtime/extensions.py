@@ -25,8 +25,9 @@ def restore(run: Run) -> None:
 
 
 def snapshot(run: Run) -> None:
-    """Take each extension's state into the record; `CheckpointError` when it is too large."""
-    if run.program.extensions:
+    """Take each extension's state into the record; `CheckpointError` when it is too large. One that has not got its
+    state under this claim has nothing to tell."""
+    if run.program.extensions and run.restored:
         run.extensions |= taken(run.program)
         check_sizes(run.extensions, run.program.max_extension_bytes)
 

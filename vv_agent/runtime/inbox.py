@@ -108,6 +108,11 @@ class Inbox:
         self.consumed += approvals
         return approvals
 
+    @property
+    def raises(self) -> bool:
+        """Whether other limits wait to be taken."""
+        return bool(self._limits)
+
     def take_limits(self) -> RunBudgetLimits | None:
         """What the budget was raised to, by the newest signal."""
         limits, self._limits = self._limits, {}

@@ -185,22 +185,26 @@ class Programs:
     session_urls: tuple[str | None, ...] = ()
     """Where this process knows stores of sessions, passwords included."""
     size: int = 128
-    _live: dict[str, Program] = field(default_factory=dict)
+    _live: dict[str, list[Program]] = field(default_factory=dict)
     _built: OrderedDict[str, Program] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def bind(self, key: str, program: Program) -> None:
-        """Use a starter's live objects for a run of its own."""
-        self._live[key] = program
+        """Use a starter's live objects for a run of its own; those of the newest starter, if there are several."""
+        with self._lock:
+            self._live.setdefault(key, []).append(program)
 
-    def unbind(self, key: str) -> None:
-        self._live.pop(key, None)
+    def unbind(self, key: str, program: Program) -> None:
+        with self._lock:
+            left = [other for other in self._live.pop(key, ()) if other is not program]
+            if left:
+                self._live[key] = left
 
     def get(self, recipe: CycleRecipe) -> Program:
         """The program of a run; `CannotServe` when this process has not what it takes."""
-        live = self._live.get(recipe.key)
-        if live is not None and live.definition.digest == recipe.definition:
-            return live
+        for live in reversed(self._live.get(recipe.key, ())):
+            if live.definition.digest == recipe.definition:
+                return live
         with self._lock:
             built = self._built.get(recipe.definition)
             if built is not None:

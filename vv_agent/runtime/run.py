@@ -113,6 +113,8 @@ class Run:
         """Add an item to the transcript; it is written with the next save."""
         self.transcript.add(item)
         self._log.append(item)
+        if item[0] == "t":
+            self.approvals.close(item[2])
 
     def note(self, operation_id: str, entry: dict[str, Any] | None) -> None:
         """Set or drop an operation of the open cycle in the journal, with the next save."""
@@ -174,6 +176,8 @@ class Run:
             saved = patiently(lambda: self.engine.store.save(self.hold.claim, change), until=self._give_up(starts))
         except SignalsWaiting as waiting:
             self.inbox.take(waiting.signals)
+            if last_events:  # their numbers are free again
+                self._n = last_events[0].n
             raise
         for item in last_log:
             self.transcript.add(item)
@@ -230,8 +234,7 @@ class Run:
         return Origin(self.body.run_id, self.body.agent, self.cycle, self.attempt, self.index)
 
     def _show(self, emitted: Emitted) -> None:
-        sink = self.engine.sink(self.key)
-        if sink is not None:
+        for sink in self.engine.sinks(self.key):
             sink.put(build(self.origin, self.body.trace_id, emitted, self.body.session_id))
         if self.head.queue is not None and self.engine.live.wanted(self.key):
             item = event_entry(self.origin, [emitted.whole()])

@@ -168,8 +168,7 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
             if not _undecided(run, prepared):
                 return prepared
             if not stage:
-                _ask(run)
-                raise approval.ApprovalNeeded
+                _ask(run, prepared)
             return None
         checked = RefusedCall(denied, prepared.shown)
     if stage:
@@ -191,18 +190,26 @@ def _undecided(run: Run, prepared: Prepared) -> bool:
     return approval.undecided(run, prepared.position, prepared.tool, judge)
 
 
-def _ask(run: Run) -> None:
-    """Open the requests of all calls that are still to be made: who decides sees them side by side."""
+def _ask(run: Run, first: Prepared) -> None:
+    """Open the requests of the first call and of all that are still to be made: who decides sees them side by side.
+    Raises `ApprovalNeeded` unless somebody decided already."""
     assert run.turn is not None
+    _request(run, first)
     for position in _pending(run):
         call = run.turn.call(position)
         checked = run.program.orchestrator.check(call)
         if not isinstance(checked, ReadyCall):
             continue
         prepared = Prepared(position, call, checked.tool, checked.arguments, parsed(call))
-        if _undecided(run, prepared):
-            _planned(run, position, prepared.shown)
-            approval.ask(run, position, call, prepared.shown)
+        if position != first.position and _undecided(run, prepared):
+            _request(run, prepared)
+    if not run.approvals.settle(run):
+        raise approval.ApprovalNeeded
+
+
+def _request(run: Run, prepared: Prepared) -> None:
+    _planned(run, prepared.position, prepared.shown)
+    approval.ask(run, prepared.position, prepared.call, prepared.shown)
 
 
 def _planned(run: Run, position: int, arguments: dict[str, Any]) -> None:

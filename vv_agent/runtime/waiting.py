@@ -99,14 +99,14 @@ def wait_for(
             interrupted.stop(run, "the claim was lost")
             raise ClaimLost(f"the lease on run {run.key!r} ended while it waited; the cycle is not committed")
         if kind == "signal" or steady_clock() >= look_again:
-            look_again = math.inf if _refreshed(run) else steady_clock() + _LOOK_AGAIN
+            look_again = math.inf if refreshed(run) else steady_clock() + _LOOK_AGAIN
             if run.inbox.cancel is not None:
                 interrupted.stop(run, run.inbox.cancel)
                 raise RunCancelled(run.inbox.cancel)
     return True
 
 
-def _refreshed(run: Run) -> bool:
+def refreshed(run: Run) -> bool:
     """Read the signals; False when the store does not answer: that is no reason to leave a running call."""
     try:
         run.refresh()

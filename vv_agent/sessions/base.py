@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote, unquote
 
 from vv_agent._json import digest, utf16_order
 from vv_agent.checkpoint.urls import without_password
@@ -115,7 +116,7 @@ class StoredSession:
     @property
     def ref(self) -> str | None:
         """What another process opens it by."""
-        return None if self._store.ref is None else f"{self._store.ref}#{self.session_id}"
+        return None if self._store.ref is None else f"{self._store.ref}#{quote(self.session_id, safe='')}"
 
     def get_items(self, limit: int | None = None) -> list[SessionItem]:
         if limit is not None and (isinstance(limit, bool) or limit < 0):
@@ -231,13 +232,15 @@ def open_session(ref: str, urls: Iterable[str | None] = ()) -> StoredSession:
 
     Raises `CannotServe` `session_unavailable` for a name that cannot be opened here.
     """
-    place, _, session_id = ref.partition("#")
+    place, _, quoted = ref.rpartition("#")
+    place, _, prefix = place.partition("|")
+    session_id = unquote(quoted)
     url = next((url for url in urls if url is not None and without_password(url) == place), place)
     scheme = url.split("://", 1)[0].split("+")[0]
     if scheme in ("redis", "rediss") and ":***@" not in url:
         from vv_agent.sessions.redis import RedisSessionStore
 
-        return RedisSessionStore.at(url).session(session_id)
+        return (RedisSessionStore(url, prefix) if prefix else RedisSessionStore(url)).session(session_id)
     if scheme in ("sqlite", "postgresql", "postgres") and ":***@" not in url:
         from vv_agent.sessions.sql import SqlSessionStore
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import redis
 
@@ -30,23 +29,16 @@ class RedisSessionStore:
     """Sessions on a Redis server. Keys are `PREFIX:{ID}` and `PREFIX:{ID}:commits`, in one slot of a cluster."""
 
     def __init__(self, url: str, key_prefix: str = DEFAULT_PREFIX) -> None:
-        base = url.partition("?")[0]
-        self.ref: str | None = without_password(base)
-        if key_prefix != DEFAULT_PREFIX:
-            self.ref += f"?key_prefix={key_prefix}"
+        self.ref: str | None = without_password(url) + ("" if key_prefix == DEFAULT_PREFIX else f"|{key_prefix}")
         self._prefix = key_prefix
         try:
-            self._redis: Any = redis.Redis.from_url(base, decode_responses=True, health_check_interval=30)
+            self._redis: Any = redis.Redis.from_url(
+                url, decode_responses=True, health_check_interval=30, socket_timeout=5, socket_connect_timeout=5
+            )
         except ValueError as error:
             raise StoreError("store_url_invalid", f"{without_password(url)!r} names no Redis: {error}") from None
         self._append = self._redis.register_script(_APPEND)
         self._pop = self._redis.register_script(_POP)
-
-    @classmethod
-    def at(cls, url: str) -> RedisSessionStore:
-        """The store of a `ref`, its key prefix included."""
-        prefix = parse_qs(urlsplit(url).query).get("key_prefix", [DEFAULT_PREFIX])[0]
-        return cls(url, prefix)
 
     def session(self, session_id: str) -> StoredSession:
         return StoredSession(self, session_id)

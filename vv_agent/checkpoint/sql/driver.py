@@ -287,7 +287,9 @@ class Connections:
                 for idle in self._all_idle():
                     idle.pooled.invalidate()
                 self._engine.dispose()
-        elif len(self._idle) < self._KEPT and not self._closed:
+        elif self._closed:
+            connection.pooled.invalidate()
+        elif len(self._idle) < self._KEPT:
             connection.was_idle = True
             self._idle.append(connection)
         else:

@@ -23,7 +23,7 @@ _LOOK = 0.1
 """Seconds between looks at a command that prints nothing."""
 _MAX_ENDED = 64
 """Background commands that are over and whose output is still there for who asks."""
-_PRIVATE = ("VV_AGENT_STORE", "VV_AGENT_BROKER")
+_PRIVATE = ("VV_AGENT_STORE", "VV_AGENT_BROKER", "VV_AGENT_SESSIONS")
 """Variables of the worker with addresses, perhaps passwords, that a model must not read."""
 
 _GUARDED = """
