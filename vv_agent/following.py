@@ -226,8 +226,8 @@ class WatchedFeed(EventFeed):
 
 
 def carry_on(drive: Callable[[], object], *, waits: bool) -> None:
-    """Carry a run on. One that waited for somebody when it was taken up may be in the hands of another caller: then this
-    one waits for it, and takes over should the other be lost."""
+    """Carry a run on. One that waited for somebody when it was taken up may be in the hands of another caller: then
+    this one waits for it, and takes over should the other be lost."""
     while True:
         try:
             drive()
