@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 
@@ -32,6 +33,16 @@ rocket_models = ScriptedProvider([call("launch", {"pad": "A"}), "Done."])
 looking = Agent(name="looking", instructions="Look.", tools=[look], no_tool_policy=NoToolPolicy.FINISH)
 looking_models = ScriptedProvider([call("look", {"seconds": 3.0}), call("look", {"seconds": 3.0}), "Nothing there."])
 thrifty, thrifty_models = looking, ScriptedProvider([call("look", {"seconds": 0.0}), "Nothing there."])
+
+
+@function_tool(needs_approval=True, idempotency="supported")
+def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+careful = Agent(name="careful", instructions="Pay.", tools=[pay], no_tool_policy=NoToolPolicy.FINISH)
+careful_models = ScriptedProvider([call("pay", {"amount": 5}), "Paid."])
 LIMITS = {"thrifty": RunBudgetLimits(max_tool_calls=0)}
 
 
@@ -43,6 +54,10 @@ def main() -> None:
     runner = Runner(model_provider=getattr(jobs, f"{job}_models"))
     config = RunConfig(checkpoint_key=key, execution_mode=mode, budget_limits=LIMITS.get(job))
     handle = runner.start(getattr(jobs, job), "Go.", run_config=config)
+    if job == "careful":  # its starter leaves while it waits
+        next(event for event in handle.events() if event.type == "approval_requested")
+        time.sleep(0.3)
+        os._exit(0)
     if not how:
         handle.result()
 

@@ -95,10 +95,15 @@ class RunConfig:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise ConfigError("run_config_invalid", f"max_context_chars {limit!r} must be a positive whole number")
         seconds = self.approval_timeout_seconds
-        if seconds is not None and (isinstance(seconds, bool) or not 0 < seconds < math.inf):
+        fits = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
+        if seconds is not None and not fits:
             raise ConfigError("run_config_invalid", f"approval_timeout_seconds {seconds!r} must be a number above 0")
-        if self.session is not None and not callable(getattr(self.session, "get_items", None)):
+        if self.session is not None and (isinstance(self.session, type) or not _can(self.session, "get_items")):
             raise ConfigError("session_invalid", f"{self.session!r} is no Session; use e.g. SqliteSession(path, id)")
+        for name, method, example in _OBJECTS:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, type) or not _can(value, method)):
+                raise ConfigError("run_config_invalid", f"{name} {value!r} has no method {method}; give {example}")
         for name, kind in (("execution_mode", ExecutionMode), ("no_tool_policy", NoToolPolicy)):
             value = getattr(self, name)
             if value is not None:
@@ -108,6 +113,18 @@ class RunConfig:
                     raise ConfigError(
                         "run_config_invalid", f"{name} {value!r} is not one of {', '.join(kind)}"
                     ) from None
+
+
+_OBJECTS = (
+    ("approval_provider", "decide", "an ApprovalProvider"), ("approval_broker", "register", "an ApprovalBroker"),
+    ("host_cost_meter", "read", "a HostCostMeter"), ("budget_limits", "to_wire", "RunBudgetLimits(...)"),
+    ("workspace_backend", "read_bytes", "a WorkspaceBackend"),
+)  # fmt: skip
+"""Options that are objects, with a method each of them has."""
+
+
+def _can(value: object, method: str) -> bool:
+    return callable(getattr(value, method, None))
 
 
 _KEYWISE = ("metadata", "shared_state")

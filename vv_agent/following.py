@@ -167,9 +167,9 @@ class Desk:
                 self._broker.register(request, partial(self._handle.approve, name))
             try:
                 decision = self._decide(request)
-            except Exception as error:
+            except BaseException as error:  # whatever it is: nobody else would hear of it
                 self._discard(name)
-                message = str(error)
+                message = str(error) or type(error).__name__
                 patiently(lambda: self._handle.fail_approval(name, message))
                 return
             if decision is not None:

@@ -23,6 +23,7 @@ from vv_agent import (
     ToolPolicy,
     function_tool,
 )
+from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.record import Change, Claim, Park, Saved, State
 from vv_agent.checkpoint.store import CheckpointStore
@@ -30,6 +31,7 @@ from vv_agent.dispatch.distributed import DistributedBackend
 from vv_agent.dispatch.store import StoreDispatcher
 from vv_agent.dispatch.threaded import ThreadBackend
 from vv_agent.errors import ConfigError, StoreError
+from vv_agent.runtime import account
 from vv_agent.settings import Settings
 from vv_agent.testing import ScriptedProvider, calls
 
@@ -308,3 +310,54 @@ def test_a_question_after_a_decision_waits_for_its_answer(real_store: Checkpoint
     assert (second.status, second.final_output, RAN) == ("wait_user", "Which pad?", ["A"])
     third = made.resume(second.into_state(), input="B")
     assert (third.status, third.final_output) == ("completed", "Done.")
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), ValueError("out of order")])
+def test_a_provider_that_raises_anything_fails_the_run(tmp_path: Path, error: BaseException) -> None:
+    def answer(request: ApprovalRequest) -> Any:
+        raise error
+
+    result = runner(tmp_path).run_sync(AGENT, "Go.", run_config=RunConfig(approval_provider=Provider(answer)))
+    assert (result.status, result.error_code) == ("failed", "approval_provider_failed")
+    assert result.raw_result.error == (str(error) or type(error).__name__)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"approval_broker": "x"}, {"approval_provider": 5}, {"approval_timeout_seconds": "5"}, {"budget_limits": {}},
+     {"host_cost_meter": 5}, {"workspace_backend": "x"}],
+)  # fmt: skip
+def test_an_option_that_is_none_is_refused_when_the_config_is_made(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"run_config_invalid: {next(iter(options))}"):
+        RunConfig(**options)
+
+
+def test_a_word_that_comes_too_late_changes_nothing(real_store: CheckpointStore, tmp_path: Path) -> None:
+    config = kept(real_store, approval_timeout_seconds=0.2)
+    waiting = runner(tmp_path).run_sync(AGENT, "Go.", run_config=config)
+    began = real_store.now()
+    until(lambda: real_store.now() > began + 400, "the time is over")
+    state = waiting.into_state()
+    for name in state.pending_approval_ids():
+        state.approve(name)
+    result = runner(tmp_path).resume(state)
+    assert (result.status, RAN) == ("completed", ["sky"])
+
+
+def test_the_time_of_a_tool_before_an_approval_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr(account, "monotonic_ns", lambda: now[0])
+
+    @function_tool(idempotency="supported")
+    def works() -> str:
+        """Work for three seconds."""
+        now[0] += 3_000_000_000
+        return "done"
+
+    models = ScriptedProvider([calls(("works", {}), ("launch", {"pad": "A"}))])
+    agent = Agent(name="w", instructions="Go.", tools=[works, launch], no_tool_policy=NoToolPolicy.FINISH)
+    config = RunConfig(budget_limits=RunBudgetLimits(max_wall_time_ms=60_000))
+    result = Runner(model_provider=models, workspace=tmp_path).run_sync(agent, "Go.", run_config=config)
+    assert result.status == "wait_user"
+    assert result.budget_usage is not None
+    assert result.budget_usage.elapsed_ms == 3000

@@ -56,7 +56,7 @@ def test_a_run_that_waits_for_an_answer_is_shown_answered_and_finished(shell: Sh
     assert answered.returncode == 0
     assert answered.stdout == "ask: the answer is posted; continue with: vv-agent resume ask\n"
     other = shell("runs", "answer", "ask", "Red!")
-    says(other, 1, "run_not_waiting: run 'ask' is wait_user; it does not wait for an answer")
+    says(other, 1, "already_decided: run 'ask' has been told something already")
     waiting = shell("runs", "show", "ask", "--json").json()
     assert waiting["next"] == [
         {"why": "a decision, answer or cancel is posted; carry it out here", "command": "vv-agent resume ask"}
@@ -358,7 +358,10 @@ def test_a_run_out_of_budget_is_given_more_and_goes_on(shell: Shell) -> None:
     assert job(shell, "thrifty", "spend") == 0
     shown = shell("runs", "show", "spend")
     assert shown.returncode == 1
-    assert "vv-agent runs raise-budget spend --total-tokens N" in shown.stdout
+    assert "used up (tool_calls: 0 of 0 calls)" in shown.stdout
+    assert "vv-agent runs raise-budget spend --tool-calls N" in shown.stdout
+    says(shell("runs", "raise-budget", "spend", "--tool-calls", str(2**53)), 1, "budget_limits_invalid")
+    says(shell("runs", "raise-budget", "spend", "--calls", "look"), 1, "is not of the form TOOL=N")
     assert shell("resume", "spend").returncode == 1
     says(shell("runs", "raise-budget", "spend"), 1, "there is no limit to raise; give e.g. --total-tokens N")
     raised = shell("runs", "raise-budget", "spend", "--tool-calls", "3")
@@ -367,3 +370,24 @@ def test_a_run_out_of_budget_is_given_more_and_goes_on(shell: Shell) -> None:
     assert done.returncode == 0, done
     assert "answer   Nothing there." in done.stdout
     says(shell("runs", "raise-budget", "spend", "--tool-calls", "9"), 1, "run_finished")
+
+
+def test_a_run_that_waits_for_a_yes_is_shown_decided_and_resumed(shell: Shell) -> None:
+    assert job(shell, "careful", "pay") == 0
+    shell.until(lambda: shell("runs", "list", "--json").json()[0]["waits_for"] == "approval", "it is parked")
+    waiting = shell("resume", "pay")
+    assert waiting.returncode == 3, waiting
+    shown = shell("runs", "show", "pay")
+    assert shown.returncode == 3
+    request = shell("runs", "show", "pay", "--json").json()["approvals"][0]["interruption_id"]
+    assert (
+        f'wants to call pay {{"amount": 5}}; let it:\n    vv-agent runs approve pay {request} --allow' in shown.stdout
+    )
+    says(shell("runs", "approve", "pay", request), 1, "give exactly one of --allow, --allow-session, --deny REASON")
+    says(shell("runs", "approve", "pay", "approval_x", "--allow"), 1, "unknown approval request: approval_x")
+    posted = shell("runs", "approve", "pay", request, "--allow")
+    assert posted.stdout == "pay: the decision is posted; continue with: vv-agent resume pay\n"
+    says(shell("runs", "approve", "pay", request, "--deny", "no"), 1, "already_decided")
+    done = shell("resume", "pay")
+    assert done.returncode == 0, done
+    assert "answer   Paid." in done.stdout

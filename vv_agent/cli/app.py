@@ -171,7 +171,11 @@ def raise_budget(
     total_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens at most, in all.")] = None,
     uncached_tokens: Annotated[int | None, typer.Option(min=0, help="Uncached input tokens at most.")] = None,
     tool_calls: Annotated[int | None, typer.Option(min=0, help="Tool calls at most.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Active seconds at most.")] = None,
+    calls: Annotated[
+        list[str] | None, typer.Option(metavar="TOOL=N", help="Calls of one tool at most; may be given more than once.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, max=1e9, help="Active seconds at most.")] = None,
+    host_cost: Annotated[int | None, typer.Option(min=0, help="The host's cost at most, in microunits.")] = None,
     json: Json = False,
 ) -> None:
     """Give a run other limits; what it has used counts on. Limits that are not named stay."""
@@ -181,7 +185,7 @@ def raise_budget(
         "max_total_tokens": total_tokens, "max_uncached_input_tokens": uncached_tokens, "max_tool_calls": tool_calls,
         "max_wall_time_ms": None if seconds is None else round(seconds * 1000),
     }  # fmt: skip
-    raise typer.Exit(commands.raise_budget(key, limits, as_json=json))
+    raise typer.Exit(commands.raise_budget(key, limits, calls or [], host_cost, as_json=json))
 
 
 @runs.command()

@@ -28,16 +28,22 @@ class Narrator(Protocol):
     def end(self) -> None: ...
 
 
-def follow(handle: RunHandle, engine: Engine, narrator: Narrator) -> RunResult | None:
-    """Tell a run's events until it ends or rests; its result, or None when Ctrl-C (or SIGTERM) came.
+def follow(handle: RunHandle, engine: Engine, narrator: Narrator, *, waits_for_people: bool = True) -> RunResult | None:
+    """Tell a run's events until it ends or rests; its result, or None when Ctrl-C (or SIGTERM) came. Without
+    `waits_for_people` also when it waits for somebody's yes: it holds nothing then.
 
-    Then this process gives back what it held: model calls are cut off, a running tool gets its grace. The run stays in
-    the store, and the command that goes on with it is printed.
+    At Ctrl-C this process gives back what it held: model calls are cut off, a running tool gets its grace. The run stays
+    in the store, and the command that goes on with it is printed.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for event in handle.events():
             narrator.tell(event)
+            if event.type == "approval_requested" and not waits_for_people and _asks(engine, handle.checkpoint_key):
+                narrator.end()
+                from vv_agent.outcome import read_result
+
+                return read_result(engine, handle.checkpoint_key, ())
         narrator.end()
         return handle.result()
     except KeyboardInterrupt:
@@ -46,6 +52,18 @@ def follow(handle: RunHandle, engine: Engine, narrator: Narrator) -> RunResult |
         _give_back(handle, engine)
         sys.stderr.write(_left(engine.store, handle.checkpoint_key))
         return None
+
+
+def _asks(engine: Engine, key: str) -> bool:
+    """Whether a run that showed a request came to rest with it: not if somebody decides at once."""
+    from vv_agent.checkpoint.record import ParkReason, State
+
+    end = time.monotonic() + 2.0
+    while (look := engine.store.look(key)) is not None and time.monotonic() < end:
+        if look.head.state is State.PARKED:
+            return look.head.reason is ParkReason.APPROVAL
+        time.sleep(0.05)
+    return False
 
 
 def _give_back(handle: RunHandle, engine: Engine) -> None:
@@ -225,6 +243,10 @@ _LINES: Mapping[str, Callable[[Any], str | None]] = {
     "tool_call_started": lambda e: f"  calls {e.tool_name} {_arguments(e.arguments)}",
     "tool_call_completed": _tool_ended,
     "checkpoint_resumed": lambda e: f"  taken up again, attempt {e.resume_attempt}",
+    "approval_requested": lambda e: (
+        f"  waits for a yes to {e.tool_name} {_arguments(e.metadata['arguments'])} (request {e.request_id})"
+    ),
+    "approval_resolved": lambda e: f"  {e.tool_name}: {e.action} {short(e.metadata.get('reason') or '', 100)}".rstrip(),
     "operation_replayed": lambda e: f"  uses the saved answer of {e.operation_id}",
     "operation_ambiguous": lambda e: f"  nobody knows whether {e.operation_id} was carried out",
     "model_retry_duplicate_risk": lambda e: f"  asks the model again; {e.operation_id} may be paid twice",

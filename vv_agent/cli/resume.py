@@ -23,7 +23,7 @@ def resume_run(key: str, *, as_json: bool) -> int:
     existing(store, key)
     narrator = Talker(sys.stderr, store, key, resumed=True) if sys.stderr.isatty() else Quiet()
     handle = Runner(settings=settings).start_resume(key, store=store)
-    result = follow(handle, process.engine_for(store, settings), narrator)
+    result = follow(handle, process.engine_for(store, settings), narrator, waits_for_people=False)
     if result is None:
         return 130
     view = read_view(store, key)
@@ -32,7 +32,7 @@ def resume_run(key: str, *, as_json: bool) -> int:
     else:
         render.pairs(lines(view))
         say_next(view.next)
-    return code_of(view.head.status)
+    return code_of(view.head)
 
 
 def _summary(view: View, result: RunResult) -> dict[str, Any]:

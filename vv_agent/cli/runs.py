@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,9 +36,10 @@ def _store() -> Iterator[tuple[CheckpointStore, Settings]]:
         store.close()
 
 
-def code_of(status: str) -> int:
+def code_of(head: Head) -> int:
     """0 finished (or still running), 1 failed, 3 it waits for a person."""
-    return 1 if status in _FAILED else 3 if status in _WAITING else 0
+    waits = head.status in _WAITING or (head.state is State.PARKED and head.reason is ParkReason.APPROVAL)
+    return 1 if head.status in _FAILED else 3 if waits else 0
 
 
 # Looking.
@@ -77,13 +79,13 @@ def show(key: str, *, as_json: bool) -> int:
     if as_json:
         told = [{"at": at, "text": text.strip()} for at, text in timeline(events)]
         render.as_json({**view.to_json(), "timeline": told})
-        return code_of(view.head.status)
+        return code_of(view.head)
     render.pairs(lines(view))
     render.say("\ntimeline")
     for at, text in timeline(events):
         render.say(f"  {at}  {text}")
     say_next(view.next)
-    return code_of(view.head.status)
+    return code_of(view.head)
 
 
 def say_next(steps: tuple[Step, ...]) -> None:
@@ -140,7 +142,7 @@ def watch(key: str, *, as_json: bool) -> int:
         view = read_view(store, key)
     if not as_json:
         say_next(view.next)
-    return code_of(view.head.status)
+    return code_of(view.head)
 
 
 # Telling.
@@ -248,19 +250,35 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
         return _told(read_view(store, key), "the decision is posted", as_json)
 
 
-def raise_budget(key: str, limits: Mapping[str, int | None], *, as_json: bool) -> int:
+def raise_budget(
+    key: str, limits: Mapping[str, int | None], calls: Sequence[str], host_cost: int | None, *, as_json: bool
+) -> int:
     """Put other limits in place of those that are named."""
+    from vv_agent.budget import RunBudgetLimits
     from vv_agent.launch import limits_of
     from vv_agent.runtime.inbox import budget_signal
 
-    changed = {name: value for name, value in limits.items() if value is not None}
-    if not changed:
+    changed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    by_name = dict(map(_limit_of_tool, calls))
+    if not changed and not by_name and host_cost is None:
         raise ConfigError("usage_invalid", "there is no limit to raise; give e.g. --total-tokens N")
     with _store() as (store, settings):
         head = existing(store, key).head
-        raised = limits_of(store, head).model_copy(update=changed)
-        signal = budget_signal(f"budget_{head.revision}", raised)
+        held = limits_of(store, head).to_wire()
+        if host_cost is not None and held["max_host_cost"] is None:
+            raise ConfigError("usage_invalid", f"run {key!r} has no limit of the host's cost to raise")
+        if host_cost is not None:
+            changed["max_host_cost"] = {**held["max_host_cost"], "amount_microunits": host_cost}
+        changed["max_tool_calls_by_name"] = {**held["max_tool_calls_by_name"], **by_name}
+        signal = budget_signal(f"budget_{secrets.token_hex(8)}", RunBudgetLimits(**{**held, **changed}))
         return _told(_post(store, settings, key, signal), "the new limits are posted", as_json)
+
+
+def _limit_of_tool(text: str) -> tuple[str, int]:
+    name, _, number = text.rpartition("=")
+    if not name or not number.isdigit():
+        raise ConfigError("usage_invalid", f"--calls {text!r} is not of the form TOOL=N, such as --calls search=20")
+    return name, int(number)
 
 
 def _check_operation(view: View, operation: str) -> None:
@@ -276,6 +294,12 @@ def _check_operation(view: View, operation: str) -> None:
 def _parked(store: CheckpointStore, key: str, reason: ParkReason, what: str) -> Head:
     """The head of a run that waits for this; otherwise `run_not_waiting` says what it does."""
     head = existing(store, key).head
+    if head.state is State.READY and head.reason is reason and head.signal_n:
+        raise CheckpointError(
+            "already_decided",
+            f"run {key!r} has been told something already, and the first word counts; it goes on with that: "
+            f"{command('resume', key)}",
+        )
     if head.state is not State.PARKED or head.reason is not reason:
         stands = f"waits for: {head.reason}" if head.state is State.PARKED else f"is {head.status}"
         raise ConfigError(

@@ -35,6 +35,8 @@ class View:
     model: str
     question: str | None
     observation: dict[str, Any] | None
+    exhausted: dict[str, Any] | None
+    """The limit that stopped it, as a BudgetExhaustion."""
     approvals: tuple[Mapping[str, Any], ...]
     """What it wants a yes for, as ApprovalSnapshots."""
     operation: str | None
@@ -72,6 +74,7 @@ class View:
             "question": self.question,
             "observation": self.observation,
             "approvals": list(self.approvals),
+            "budget_exhaustion": self.exhausted,
             "final_answer": self.answer,
             "error": self.error,
             "error_code": self.error_code,
@@ -154,6 +157,7 @@ def read_view(store: CheckpointStore, key: str) -> View:
         observation=body.observation, operation=_operation(transcript, body.observation), answer=result.final_answer,
         error=result.error, error_code=result.error_code, tokens=result.token_usage.total_tokens,
         served=served(store, head), holder_alive=held and not gone, unread=len(snapshot.signals),
+        exhausted=result.budget_exhaustion.to_wire() if result.budget_exhaustion else None,
         approvals=tuple(approval.model_dump(mode="json") for approval in result.approvals()),
         holder=_holder(head.owner, gone) if head.state is State.CLAIMED and head.owner else None,
     )  # fmt: skip
@@ -217,8 +221,7 @@ def _of_parked(view: View) -> Sequence[Step]:
         case ParkReason.APPROVAL:
             return tuple(_approvals(key, view.approvals))
         case ParkReason.BUDGET:
-            raised = command("runs", "raise-budget", key) + " --total-tokens N"
-            return (Step("its budget is used up; give it other limits", raised),)
+            return (_raise_budget(key, view.exhausted or {}),)
         case ParkReason.RECONCILIATION:
             return tuple(_decisions(key, view.observation or {}))
         case ParkReason.ATTEMPTS:
@@ -230,6 +233,20 @@ def _of_parked(view: View) -> Sequence[Step]:
             here = Step("no worker runs; wait for that time here", command("resume", key))
             return (by_itself,) if view.served else (by_itself, here)
     return (Step(f"it waits for: {view.head.reason}; watch it", command("runs", "watch", key)),)
+
+
+_LIMITS = {
+    "total_tokens": "--total-tokens N", "uncached_input_tokens": "--uncached-tokens N", "tool_calls": "--tool-calls N",
+    "wall_time": "--seconds N", "host_cost": "--host-cost N",
+}  # fmt: skip
+
+
+def _raise_budget(key: str, exhausted: Mapping[str, Any]) -> Step:
+    tool = exhausted.get("tool_name")
+    option = f"--calls {tool}=N" if tool else _LIMITS.get(str(exhausted.get("dimension")), "--total-tokens N")
+    used, limit, unit = (exhausted.get(name) for name in ("observed", "limit", "unit"))
+    why = f"its budget is used up ({exhausted.get('dimension')}: {used} of {limit} {unit}); give it another limit"
+    return Step(why, f"{command('runs', 'raise-budget', key)} {option}")
 
 
 def _approvals(key: str, approvals: Sequence[Mapping[str, Any]]) -> Iterator[Step]:

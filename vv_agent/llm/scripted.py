@@ -53,7 +53,9 @@ class ScriptedModel(StreamingClient):
         if request.turn >= len(self._steps):
             raise LlmError("invalid_request", "scripted response queue is empty", definite=True)
         step = self._steps[request.turn]
-        yield from self._play(step(request) if callable(step) else step)
+        while callable(step):  # a function may give what `call` gives, which is one as well
+            step = step(request)
+        yield from self._play(step)
 
     def _play(self, answer: Answer) -> Iterator[Part]:
         match answer:

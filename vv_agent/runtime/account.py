@@ -54,6 +54,7 @@ class Account:
         return self._evaluator.usage.to_wire()
 
     def stored(self) -> dict[str, Any]:
+        self._evaluator.observe()
         kept: dict[str, Any] = {"usage": self.usage, "cycle": self._cycle, "admitted": self._admitted}
         if self._raised:
             kept["limits"] = self._evaluator.limits.to_wire()

@@ -90,9 +90,11 @@ class Approvals:
         given = {**self._early, **run.inbox.take_approvals()}
         decided: dict[str, Mapping[str, Any]] = {}
         for name, request in self.open().items():
-            if name in given and given[name].get("digest") == request["digest"]:
-                decided[name] = given.pop(name)
-            elif request.get("until") is not None and request["until"] <= run.claimed_at:
+            until = request.get("until")
+            word = given.pop(name, None)
+            if word and word.get("digest") == request["digest"] and (until is None or word["at"] < until):
+                decided[name] = word
+            elif until is not None and until <= run.claimed_at:
                 decided[name] = {"action": ApprovalAction.TIMEOUT.value}
         unknown = [name for name in given if name not in self.requests]
         self._early = {name: given[name] for name in unknown[-_MOST_EARLY:]}

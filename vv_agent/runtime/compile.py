@@ -33,6 +33,7 @@ from vv_agent.runtime.program import (
 from vv_agent.skills.activation import AVAILABLE
 from vv_agent.tools.base import Tool
 from vv_agent.tools.builtin import build_default_registry, withheld
+from vv_agent.tools.builtin.base import KNOWN_METADATA
 from vv_agent.tools.builtin.shell import Bash
 from vv_agent.tools.policy import ToolPolicy, merge_policies
 from vv_agent.tools.registry import ToolRegistry
@@ -225,7 +226,7 @@ class _Parts:
             if (named := self._name(slot, obj)) is not None:
                 refs[slot] = named
         if (
-            config.metadata.keys() - {AVAILABLE}
+            config.metadata.keys() - KNOWN_METADATA - {AVAILABLE}
             and self.layers.checkpoint
             and "behavior_affecting_run_metadata" not in refs
         ):

@@ -17,7 +17,7 @@ from vv_agent.checkpoint.reconciliation import ReconciliationDecision
 from vv_agent.checkpoint.record import Signal
 from vv_agent.errors import CannotServe, VVAgentError
 from vv_agent.runtime.approval import FAILED
-from vv_agent.runtime.transcript import pack, storable, unpack
+from vv_agent.runtime.transcript import clean, pack, storable, unpack
 
 KINDS = frozenset({"cancel", "reconcile", "answer", "resume", "budget", "approval"})
 DEFAULT_REASON = "Run was cancelled."
@@ -91,7 +91,7 @@ class Inbox:
             case "approval":
                 if body["action"] not in (*ApprovalAction, FAILED):
                     raise ValueError(f"action {body['action']!r}")
-                self._approvals[signal.id] = body
+                self._approvals[signal.id] = {**body, "at": signal.at}
             case "budget":
                 self._limits[signal.id] = RunBudgetLimits.from_wire(body["limits"])
 
@@ -147,13 +147,13 @@ def reconcile_signal(
 
 
 def answer_signal(signal_id: str, text: str) -> Signal:
-    return Signal(signal_id, "answer", pack({"input": text}))
+    return Signal(signal_id, "answer", pack({"input": clean(text)}))
 
 
 def approval_signal(request_id: str, decision: ApprovalDecision, digest: str) -> Signal:
     """A decision on a request; `digest` says which arguments were shown."""
     body = {
-        "action": decision.action.value, "reason": decision.reason, "metadata": storable(decision.metadata),
+        "action": decision.action.value, "reason": clean(decision.reason), "metadata": storable(decision.metadata),
         "digest": digest,
     }  # fmt: skip
     return Signal(request_id, "approval", pack(body))
@@ -161,7 +161,7 @@ def approval_signal(request_id: str, decision: ApprovalDecision, digest: str) ->
 
 def provider_failed_signal(request_id: str, message: str, digest: str) -> Signal:
     """Whoever was to decide could not: the run fails with this message."""
-    return Signal(request_id, "approval", pack({"action": FAILED, "reason": message, "digest": digest}))
+    return Signal(request_id, "approval", pack({"action": FAILED, "reason": clean(message), "digest": digest}))
 
 
 def budget_signal(signal_id: str, limits: RunBudgetLimits) -> Signal:

@@ -29,6 +29,8 @@ _OUTSIDE = (
     "workspace_allow_outside_main",
     "workspace_allow_outside",
 )
+KNOWN_METADATA = frozenset({*_OUTSIDE, "agent_type", "bash_shell", "bash_env", "windows_shell_priority", "language"})
+"""Entries of a run's metadata that the package itself reads: a definition holds them as they are."""
 _YES = frozenset({"true", "1", "yes", "on"})
 
 
