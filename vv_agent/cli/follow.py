@@ -32,8 +32,8 @@ def follow(handle: RunHandle, engine: Engine, narrator: Narrator, *, waits_for_p
     """Tell a run's events until it ends or rests; its result, or None when Ctrl-C (or SIGTERM) came. Without
     `waits_for_people` also when it waits for somebody's yes: it holds nothing then.
 
-    At Ctrl-C this process gives back what it held: model calls are cut off, a running tool gets its grace. The run stays
-    in the store, and the command that goes on with it is printed.
+    At Ctrl-C this process gives back what it held: model calls are cut off, a running tool gets its grace. The run
+    stays in the store, and the command that goes on with it is printed.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
