@@ -34,6 +34,7 @@ class Spawner:
         )
         self._started = threading.Condition()
         self._pids: list[int] = []
+        self._asked = 0
         self._exits: dict[int, int] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -41,12 +42,13 @@ class Spawner:
         """Fork a process that calls `main` (module:function) with `sys.argv` set."""
         request = {"main": main, "argv": list(argv), "env": env, "log": str(log), "cwd": str(cwd or Path.cwd())}
         with self._started:
-            known = len(self._pids)
+            number = self._asked  # it answers in the order it was asked
+            self._asked += 1
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(request) + "\n")
-            if not self._started.wait_for(lambda: len(self._pids) > known, 30):
+            if not self._started.wait_for(lambda: len(self._pids) > number, 30):
                 raise AssertionError("the spawner did not answer")
-            return Started(self, self._pids[-1], log)
+            return Started(self, self._pids[number], log)
 
     def exit_of(self, pid: int, timeout: float) -> int | None:
         with self._started:
@@ -66,6 +68,7 @@ class Spawner:
             pid, code = json.loads(line)
             with self._started:
                 if code is None:
+                    self._exits.pop(pid, None)  # of an earlier process with that number: they come round again
                     self._pids.append(pid)
                 else:
                     self._exits[pid] = code
