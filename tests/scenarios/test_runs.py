@@ -299,17 +299,6 @@ def test_shared_state_is_kept_from_cycle_to_cycle(bench: Bench) -> None:
     assert bench.runner().resume("k", store=bench.store).raw_result.shared_state == result.raw_result.shared_state
 
 
-def test_who_only_wants_the_result_keeps_no_text_twice(bench: Bench) -> None:
-    seen: list[str] = []
-    config = bench.config(stream=lambda event: seen.append(event.type))
-    result = bench.runner(["word by word"]).run_sync(an_agent(), "Go.", run_config=config)
-    assert result.final_output == "word by word"
-    assert "run_completed" in [event.type for event in result.events]
-    assert "assistant_delta" not in [event.type for event in result.events], "the answer has it"
-    if bench.backend.local:  # elsewhere text comes as it can
-        assert "assistant_delta" in seen, "and who asked to be called gets it"
-
-
 def test_events_are_the_same_wherever_they_are_read(bench: Bench) -> None:
     handle = bench.start(an_agent(add, fire), [calls(("add", {"a": 1, "b": 1}), ("fire", {"n": 1})), "done"], key="k")
     followed = bench.runner().attach("k", store=bench.store)
