@@ -128,21 +128,23 @@ class Approvals:
         return min((max(0, one["until"] - now) for one in self.open().values() if one.get("until")), default=None)
 
 
-def required(run: Run, tool: Tool, context: ToolContext, arguments: Arguments) -> bool:
-    """Whether somebody must say yes to a call; a predicate that fails counts as a yes to asking."""
+def required(run: Run, tool: Tool, call: Callable[[], tuple[ToolContext, Arguments]]) -> bool:
+    """Whether somebody must say yes to a call; a predicate of it that fails counts as a yes to asking."""
     mode = run.program.policy.approval
     if mode in (ApprovalPolicy.NEVER, ApprovalPolicy.ALWAYS):
         return mode is ApprovalPolicy.ALWAYS
     if isinstance(tool.needs_approval, bool):
         return tool.needs_approval or run.program.asks(tool.name)
     try:
-        return bool(tool.needs_approval(context, arguments))
+        return bool(tool.needs_approval(*call()))
     except (Exception, SystemExit):  # whoever is asked sees the call
         return True
 
 
 def refused(run: Run, position: int, call: ToolCall, arguments: Mapping[str, Any]) -> ToolExecutionResult | None:
     """The result of a call that was denied or whose request timed out. Raises `ApprovalFailed`."""
+    if not run.approvals.requests:
+        return None
     name = request_id(run, position)
     request = run.approvals.requests.get(name)
     action = request and request.get("action")
@@ -163,14 +165,14 @@ def refused(run: Run, position: int, call: ToolCall, arguments: Mapping[str, Any
 
 def undecided(run: Run, position: int, tool: Tool, judge: Callable[[], bool]) -> bool:
     """Whether a call still waits. `judge` says whether it is to be asked for; what was asked is not judged again."""
-    request = run.approvals.requests.get(request_id(run, position))
+    request = run.approvals.requests.get(request_id(run, position)) if run.approvals.requests else None
     if request is not None:
         return "action" not in request
     return tool.name not in run.approvals.granted and judge()
 
 
 def was_asked(run: Run, position: int) -> bool:
-    return request_id(run, position) in run.approvals.requests
+    return bool(run.approvals.requests) and request_id(run, position) in run.approvals.requests
 
 
 def ask(run: Run, position: int, call: ToolCall, arguments: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vv_agent.cancellation import CancellationToken
@@ -184,9 +185,10 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
 def _undecided(run: Run, prepared: Prepared) -> bool:
     """Whether somebody must say yes first, and has not."""
 
-    def judge() -> bool:
-        return approval.required(run, prepared.tool, _context(run, prepared, CallState(run)), parsed(prepared.call))
+    def call() -> tuple[ToolContext, dict[str, Any]]:
+        return _context(run, prepared, CallState(run)), parsed(prepared.call)
 
+    judge = partial(approval.required, run, prepared.tool, call)
     return approval.undecided(run, prepared.position, prepared.tool, judge)
 
 
