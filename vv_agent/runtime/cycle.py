@@ -75,7 +75,7 @@ def _decided(run: Run) -> Decision | None:
             return _asks(run)
         run.save(Park(ParkReason.APPROVAL, due_in=_approval_due(run)), durable=True)  # stream and segment stay open
     except ApprovalFailed as error:
-        tool_calls.close_open_calls(run)
+        tool_calls.close_open_calls(run, "Whoever was to approve this call could not be asked.")
         return output.failed(error.message, error.code)
     return None
 
@@ -105,7 +105,7 @@ def _decide(run: Run) -> Decision:
         return _advance(run)
     except Exhausted:
         if not run.body.checkpointed:  # nobody can raise it
-            tool_calls.close_open_calls(run)
+            tool_calls.close_open_calls(run, "The budget of the run was used up before this call.")
         return EXHAUSTED
 
 

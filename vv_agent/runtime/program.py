@@ -80,11 +80,11 @@ class Program:
     required_namespaces: Sequence[str] = ()
     context: Any = None
     opening: Opening | None = None
+    """What a starter begins a run with; of no use once there is a record."""
     host_cost_meter: HostCostMeter | None = None
     session: Session | None = None
     load_session: Callable[[str], Session] | None = None
     """Opens the session of a stored definition by its name."""
-    """What a starter begins a run with; of no use once there is a record."""
 
     @cached_property
     def controls(self) -> Controls:

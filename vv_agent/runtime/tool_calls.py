@@ -98,8 +98,9 @@ def _pending(run: Run) -> list[int]:
     return [position for position in range(len(turn.calls)) if position not in turn.results]
 
 
-def close_open_calls(run: Run) -> None:
-    """Give every call without a receipt the result of a cancelled one, so that the transcript stays valid."""
+def close_open_calls(run: Run, why: str = "The run was cancelled before this call.") -> None:
+    """Give every call without a receipt the result of a cancelled one, so that the transcript stays valid; `why` is told
+    of one that was not started."""
     turn = run.turn
     for position in range(len(turn.calls)) if turn is not None else ():
         assert turn is not None
@@ -111,7 +112,7 @@ def close_open_calls(run: Run) -> None:
             text = "The call was cancelled while it ran; whether it had an effect is not known."
             result = error_result(call_id, text, "tool_cancelled")
         else:
-            result = error_result(call_id, "The run was cancelled before this call.", "tool_execution_cancelled")
+            result = error_result(call_id, why, "tool_execution_cancelled")
         run.log(["t", run.cycle, position, result.to_wire()])
 
 
