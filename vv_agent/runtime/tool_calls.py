@@ -99,8 +99,8 @@ def _pending(run: Run) -> list[int]:
 
 
 def close_open_calls(run: Run, why: str = "The run was cancelled before this call.") -> None:
-    """Give every call without a receipt the result of a cancelled one, so that the transcript stays valid; `why` is told
-    of one that was not started."""
+    """Give every call without a receipt the result of a cancelled one, so that the transcript stays valid; `why` is
+    told of one that was not started."""
     turn = run.turn
     for position in range(len(turn.calls)) if turn is not None else ():
         assert turn is not None
