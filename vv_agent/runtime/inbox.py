@@ -2,9 +2,10 @@
 go on.
 
 Order of meaning (DESIGN section 6.2): cancel, budget, decisions, answers. A cancel, an answer, a decision on an
-approval and other limits are consumed by the save that acts on them, or that finds nothing to act on; a decision on an operation
-and a wish to go on by the first save after they were read. A kind this version does not know means the process cannot
-serve the run; a body that cannot be read is put aside with a diagnostic, so that it never hides the cancel behind it.
+approval and other limits are consumed by the save that acts on them, or that finds nothing to act on; a decision on an
+operation and a wish to go on by the first save after they were read. A kind this version does not know means the
+process cannot serve the run; a body that cannot be read is put aside with a diagnostic, so that it never hides the
+cancel behind it.
 """
 
 from __future__ import annotations
