@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vv_agent.agent import Agent, NoToolPolicy, check_max_cycles
+from vv_agent.agent import MAX_CYCLES, Agent, NoToolPolicy, check_max_cycles
 from vv_agent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vv_agent.workspace import WorkspaceBackend
 
 DEFAULT_MAX_CYCLES = 10
+DEFAULT_MAX_HANDOFFS = 10
 BeforeCycleMessages = Callable[[int, Sequence["Message"], Mapping[str, Any]], Sequence["Message"]]
 """(cycle number, messages so far, shared state) -> messages to add before the model is called."""
 
@@ -67,6 +68,7 @@ class RunConfig:
     approval_timeout_seconds: float | None = None
     initial_messages: Sequence[Message] | None = None
     max_cycles: int | None = None
+    max_handoffs: int | None = None
     no_tool_policy: NoToolPolicy | None = None
     tool_policy: ToolPolicy | None = None
     tool_registry_factory: Callable[[], ToolRegistry] | None = None
@@ -87,6 +89,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_max_cycles(self.max_cycles)
+        most = self.max_handoffs
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= MAX_CYCLES):
+            raise ConfigError("run_config_invalid", f"max_handoffs must be between 0 and {MAX_CYCLES}")
         if self.checkpoint_key is not None and self.checkpoint_config is not None:
             raise ConfigError(
                 "run_config_invalid", "give checkpoint_key or checkpoint_config, not both: the config has its own key"
@@ -158,6 +163,7 @@ def effective_config(agent: Agent, default: RunConfig | None, run: RunConfig | N
     return replace(
         effective,
         max_cycles=effective.max_cycles or agent.max_cycles or DEFAULT_MAX_CYCLES,
+        max_handoffs=DEFAULT_MAX_HANDOFFS if effective.max_handoffs is None else effective.max_handoffs,
         no_tool_policy=effective.no_tool_policy or agent.no_tool_policy or NoToolPolicy.CONTINUE,
         metadata={**agent.metadata, **effective.metadata},
     )

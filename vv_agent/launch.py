@@ -23,7 +23,7 @@ from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.inbox import answer_signal, resume_signal
 from vv_agent.runtime.patience import patiently
-from vv_agent.runtime.program import Program, check_compatible
+from vv_agent.runtime.program import DEFINITION_PREFIX, Program, check_compatible
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.tail import rests
 from vv_agent.runtime.transcript import Transcript, log_entry, message_item, pack, unpack
@@ -64,6 +64,7 @@ def new_run(key: str, body: Body, engine: Engine, program: Program, queue: str |
     events = eventlog.event_entry(_origin(body), _first_events(body, key, engine, opening.notices))
     return NewRun(
         key=key, run_id=body.run_id, definition=definition.digest, definition_body=definition.encode(),
+        linked={digest: one.definition.encode() for digest, one in program.closure.items() if one is not program},
         body=body.pack(), queue=queue, due_in=hold, log=(log_entry(items),), events=(events,),
         blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
     )  # fmt: skip
@@ -111,7 +112,7 @@ def admit_run(engine: Engine, program: Program, new: NewRun, policy: ResumePolic
 def _readmit(engine: Engine, program: Program, head: Head, policy: ResumePolicy) -> Admitted:
     ended = head.reason in (ParkReason.INPUT, ParkReason.BUDGET, ParkReason.APPROVAL) and rests(head)
     over = head.state is State.ENDED or (head.state is State.PARKED and ended)
-    stored = program if over else _stored_program(engine.store, head, program)
+    stored = program if over else _stored_program(engine.store, head.definition, program)
     admission = admit(policy, head.key, present=True, terminal=over, same_definition=stored is not None)
     if admission is Admission.RECOVER:
         check_journal(engine.store, head.key)
@@ -144,15 +145,15 @@ def check_journal(store: CheckpointStore, key: str) -> None:
     journal.check_integrity(key, transcript, snapshot.head.cycle, entries)
 
 
-def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Program | None:
-    """The program under the record's definition; None when it describes another run.
+def _stored_program(store: CheckpointStore, digest: str, program: Program) -> Program | None:
+    """The program under the definition of that digest; None when it describes another run.
 
     An edited tool description is no difference: the model goes on seeing the stored one (DESIGN 5.5). Nor is a prompt
     that each start makes anew.
     """
-    if head.definition == program.definition.digest:
+    if digest == program.definition.digest:
         return program
-    stored = RunDefinition.decode(store.definition(head.definition))
+    stored = RunDefinition.decode(store.definition(digest))
     mine = {tool.tool_schema.function.name for tool in program.definition.tools}
     if mine != {tool.tool_schema.function.name for tool in stored.tools}:
         return None
@@ -161,14 +162,24 @@ def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Pro
             check_compatible(program.tools[tool.tool_schema.function.name], tool)
     except ConfigError:
         return None
-    edited = {**program.definition.to_wire(), "tools": stored.to_wire()["tools"]}
+    links: dict[str, Program] = {}
+    for slot, link in program.links.items():
+        below = _linked_digest(stored, slot)
+        linked = below and _stored_program(store, below, link)
+        if not linked:
+            return None
+        links[slot] = linked
+    wire = stored.to_wire()
+    refs = {slot: wire["capability_refs"][slot] for slot in links}
+    edited = {**program.definition.to_wire(), "tools": wire["tools"]}
+    edited["capability_refs"] = {**edited["capability_refs"], **refs}
     if program.opening is not None and program.opening.accepts(stored.compiled_prompt):
         edited["compiled_prompt"] = stored.compiled_prompt
     if program.session is not None:  # its items are others by now
-        edited["initial_messages"] = stored.to_wire()["initial_messages"]
-    if RunDefinition.parse(edited).digest != head.definition:
+        edited["initial_messages"] = wire["initial_messages"]
+    if RunDefinition.parse(edited).digest != digest:
         return None
-    return replace(program, definition=stored)
+    return replace(program, definition=stored, links=links)
 
 
 def existing(store: CheckpointStore, key: str) -> Head:
@@ -181,10 +192,20 @@ def existing(store: CheckpointStore, key: str) -> Head:
     return look.head
 
 
-def definition_at(store: CheckpointStore, key: str) -> RunDefinition | None:
-    """The definition of the run of that key, if there is one."""
+def definition_at(store: CheckpointStore, key: str, path: tuple[str, ...] = ()) -> RunDefinition | None:
+    """The definition of the run of that key, or of the agent that is linked to it by these slots, if there is one."""
     look = store.look(key)
-    return RunDefinition.decode(store.definition(look.head.definition)) if look else None
+    found = RunDefinition.decode(store.definition(look.head.definition)) if look else None
+    for slot in path:
+        digest = found and _linked_digest(found, slot)
+        found = RunDefinition.decode(store.definition(digest)) if digest else None
+    return found
+
+
+def _linked_digest(definition: RunDefinition, slot: str) -> str | None:
+    ref = definition.capability_refs.get(slot)
+    linked = ref is not None and ref.id.startswith(DEFINITION_PREFIX)
+    return ref.id.removeprefix(DEFINITION_PREFIX) if ref and linked else None
 
 
 def decide(store: CheckpointStore, dispatcher: CycleDispatcher, key: str, signal: Signal) -> None:

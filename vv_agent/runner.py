@@ -51,7 +51,7 @@ from vv_agent.outcome import read_result
 from vv_agent.result import RunResult, RunState
 from vv_agent.run_handle import RunHandle
 from vv_agent.runtime.body import Body
-from vv_agent.runtime.compile import Layers, compile_run
+from vv_agent.runtime.compile import Beginning, Layers, compile_run
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.inbox import approval_signal, budget_signal
 from vv_agent.runtime.recipe import CycleRecipe
@@ -317,10 +317,11 @@ class Runner:
             checkpoint=checkpoint, elsewhere=mode is ExecutionMode.DISTRIBUTED,
         )  # fmt: skip
         policy = checkpoint.resume_policy if checkpoint else ResumePolicy.NEW
-        program = compile_run(
-            layers, clean(text), run_id=run_id, trace_id=trace_id, workspace=self._workspace,
-            existing=lambda: None if policy is ResumePolicy.NEW else definition_at(store, key),
+        beginning = Beginning(
+            run_id, trace_id, self._workspace,
+            lambda path: None if policy is ResumePolicy.NEW else definition_at(store, key, path),
         )  # fmt: skip
+        program = compile_run(layers, clean(text), beginning)
         dispatcher = getattr(backend_given, "dispatcher", None) or process.dispatcher_for(store, settings)
         backend = backend_given or _backend(mode, dispatcher, settings)
         queue = _queue(backend, settings)

@@ -368,7 +368,8 @@ def _create(tx: Transaction, run: NewRun) -> Head:
         if existing is not None and existing.run_id == run.run_id:
             return existing
         raise already_exists(run.key)
-    tx.add_definition(run.definition, run.definition_body)
+    for digest, body in ((run.definition, run.definition_body), *run.linked.items()):
+        tx.add_definition(digest, body)
     tx.append(run.key, _numbered(0, run.log, run.events))
     if run.blobs:
         tx.set_blobs(run.key, run.blobs)

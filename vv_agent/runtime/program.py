@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from vv_agent import references
 from vv_agent.agent import NoToolPolicy
 from vv_agent.budget import RunBudgetLimits
-from vv_agent.definition import REDACTED, DefinedTool, RunDefinition, RuntimeControls, StaticApproval
+from vv_agent.definition import REDACTED, CapabilityRef, DefinedTool, RunDefinition, RuntimeControls, StaticApproval
 from vv_agent.errors import CannotServe, ConfigError, ReferenceInvalid, StoreError
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
 from vv_agent.tool_metadata import ToolMetadata
+from vv_agent.tools import agents
 from vv_agent.tools.base import Tool
 from vv_agent.tools.orchestrator import ToolOrchestrator
 from vv_agent.tools.policy import ToolPolicy
@@ -42,6 +43,11 @@ MODEL_SLOT, PROVIDER_SLOT, BEFORE_SLOT, RECONCILE_SLOT, METER_SLOT = (
     "model", "model_provider", "before_cycle_messages", "reconciliation_provider", "host_cost_meter",
 )  # fmt: skip
 SETTINGS_PREFIX = "settings:"
+DEFINITION_PREFIX = "definition:"
+FAULT_PREFIX = "fault:"
+AGENT, SUB_AGENT, AGENT_TOOL = "agent:", "sub_agent:", "agent_tool:"
+"""Slots of other agents: whom a run may be handed to (by number, 0 is the one that begins), whom it may give work, and
+whom its tools stand for. The reference says which definition, its version what the agent (or the tool) is called."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,10 @@ class Program:
     session: Session | None = None
     load_session: Callable[[str], Session] | None = None
     """Opens the session of a stored definition by its name."""
+    links: Mapping[str, Program] = field(default_factory=dict)
+    """Other agents of the run by their slot, of a starter: whom it may be handed to, and whom it may give work."""
+    load_linked: Callable[[str], Program] | None = None
+    """Gives the program of a stored definition by its digest."""
 
     @cached_property
     def controls(self) -> Controls:
@@ -115,6 +125,26 @@ class Program:
         if self.session is not None or ref is None or self.load_session is None:
             return self.session
         return self.load_session(ref.id)
+
+    def linked(self, slot: str) -> Program:
+        """The program of another agent that the definition names."""
+        if slot in self.links:
+            return self.links[slot]
+        assert self.load_linked is not None
+        return self.load_linked(self.definition.capability_refs[slot].id.removeprefix(DEFINITION_PREFIX))
+
+    def slots(self, kind: str) -> dict[str, str]:
+        """Slots of linked agents of this kind, by what they are called."""
+        refs = self.definition.capability_refs
+        return {ref.version: slot for slot, ref in refs.items() if slot.startswith(kind)}
+
+    @cached_property
+    def closure(self) -> dict[str, Program]:
+        """This program and all that are linked below it, by digest."""
+        found = {self.definition.digest: self}
+        for program in self.links.values():
+            found |= program.closure
+        return found
 
     @property
     def reconciles_models(self) -> bool:
@@ -186,6 +216,8 @@ class Programs:
     """Where this process knows stores of sessions, passwords included."""
     size: int = 128
     _live: dict[str, list[Program]] = field(default_factory=dict)
+    _roots: dict[str, str] = field(default_factory=dict)
+    """Root key of the runs below a starter's."""
     _built: OrderedDict[str, Program] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -199,20 +231,31 @@ class Programs:
             left = [other for other in self._live.pop(key, ()) if other is not program]
             if left:
                 self._live[key] = left
+            else:
+                self._roots = {below: root for below, root in self._roots.items() if root != key}
 
     def get(self, recipe: CycleRecipe) -> Program:
         """The program of a run; `CannotServe` when this process has not what it takes."""
-        for live in reversed(self._live.get(recipe.key, ())):
-            if live.definition.digest == recipe.definition:
-                return live
+        for live in reversed(self._live.get(self._roots.get(recipe.key, recipe.key), ())):
+            if (program := live.closure.get(recipe.definition)) is not None:
+                return program
+        return self._stored(recipe.definition)
+
+    def adopt(self, key: str, root: str) -> None:
+        """A run below another one uses the live objects of that one's starter, if it is of this process."""
         with self._lock:
-            built = self._built.get(recipe.definition)
+            if root in self._live:
+                self._roots[key] = root
+
+    def _stored(self, digest: str) -> Program:
+        with self._lock:
+            built = self._built.get(digest)
             if built is not None:
-                self._built.move_to_end(recipe.definition)
+                self._built.move_to_end(digest)
                 return built
-        built = self._build(recipe.definition)
+        built = self._build(digest)
         with self._lock:
-            self._built[recipe.definition] = built
+            self._built[digest] = built
             while len(self._built) > self.size:
                 self._built.popitem(last=False)
         return built
@@ -253,7 +296,8 @@ class Programs:
             resolved=resolved,
             settings=provider.default_settings(resolved).merged(ModelSettings.from_wire(stored)),
             tools={
-                tool.tool_schema.function.name: self._tool(n, tool, refs) for n, tool in enumerate(definition.tools)
+                tool.tool_schema.function.name: self._tool(n, tool, definition.capability_refs)
+                for n, tool in enumerate(definition.tools)
             },
             policy=policy_of(definition, self._object(predicate.id) if predicate else None),
             workspace=open_workspace(definition.workspace_ref.id) if definition.workspace_ref else None,
@@ -262,6 +306,7 @@ class Programs:
             host_cost_meter=self._optional(refs, METER_SLOT),
             context=self._object(definition.context_ref.id) if definition.context_ref else None,
             load_session=self._session,
+            load_linked=self._stored,
         )
 
     def _provider(self, refs: Mapping[str, str]) -> tuple[ModelProvider, str]:
@@ -278,7 +323,7 @@ class Programs:
             return self.settings_provider(), name.removeprefix(SETTINGS_PREFIX)
         return self._object(name), refs[MODEL_SLOT]
 
-    def _tool(self, number: int, defined: DefinedTool, refs: Mapping[str, str]) -> Tool:
+    def _tool(self, number: int, defined: DefinedTool, refs: Mapping[str, CapabilityRef]) -> Tool:
         name = defined.tool_schema.function.name
         slot = tool_slot(number)
         if slot not in refs:
@@ -287,7 +332,9 @@ class Programs:
                 f"tool {name!r} of this run is local to the process that started it; run it again there with the same "
                 "agent and key, or move the tool to the top level of a module",
             )
-        tool: Tool = self._object(refs[slot])
+        if (agent := agents.defined(defined, refs[slot])) is not None:
+            return agent
+        tool: Tool = self._object(refs[slot].id)
         check_compatible(tool, defined)
         return tool
 
