@@ -31,6 +31,8 @@ DEFAULT_MAX_CYCLES = 10
 DEFAULT_MAX_HANDOFFS = 10
 BeforeCycleMessages = Callable[[int, Sequence["Message"], Mapping[str, Any]], Sequence["Message"]]
 """(cycle number, messages so far, shared state) -> messages to add before the model is called."""
+InterruptionMessages = Callable[[], Sequence["Message"]]
+"""() -> messages that steer the run."""
 
 
 class ExecutionMode(StrEnum):
@@ -48,7 +50,9 @@ class RunConfig:
     `checkpoint_key` is the short form of a `CheckpointConfig` with this key, the store of the settings and the policy
     `resume_if_present`: the same call made again attaches to the run, wherever it stands. `stream` sees every event
     of the run as it happens; its errors are ignored. `before_cycle_messages` is called between claim and model call
-    of each cycle and what it returns is saved with the model's answer, so that a retry does not call it again. With
+    of each cycle and what it returns is saved with the model's answer, so that a retry does not call it again.
+    `interruption_messages` is asked before each model call and before the tools of a batch start; what it returns
+    steers the run as `RunHandle.steer` does. With
     a `session` the run begins with its items (unless there are `initial_messages`) and each segment that ends adds its
     messages to it, once. `context_providers` add fragments to the system prompt, which has at most `max_context_chars`
     code points: a fragment that would pass the limit is left out as a whole. `tool_registry_factory` is called once,
@@ -80,6 +84,7 @@ class RunConfig:
     max_context_chars: int | None = None
     shared_state: Mapping[str, Any] = field(default_factory=dict)
     before_cycle_messages: BeforeCycleMessages | None = None
+    interruption_messages: InterruptionMessages | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     stream: Callable[[RunEvent], object] | None = None
     checkpoint_config: CheckpointConfig | None = None

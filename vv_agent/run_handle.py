@@ -15,7 +15,7 @@ from vv_agent.approvals import ApprovalDecision
 from vv_agent.checkpoint.record import Signal, State
 from vv_agent.dispatch.base import CycleDispatcher
 from vv_agent.dispatch.distributed import settle
-from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.errors import CheckpointError, ConfigError, RunFinished
 from vv_agent.events import ApprovalRequestedEvent, RunEvent
 from vv_agent.launch import decide, open_approvals, shown_to
 from vv_agent.result import RunResult
@@ -23,7 +23,14 @@ from vv_agent.results import AgentStatus
 from vv_agent.runtime.approval import digest_of
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.feed import EventFeed
-from vv_agent.runtime.inbox import DEFAULT_REASON, approval_signal, cancel_signal, provider_failed_signal
+from vv_agent.runtime.inbox import (
+    DEFAULT_REASON,
+    approval_signal,
+    cancel_signal,
+    follow_up_signal,
+    provider_failed_signal,
+    steer_signal,
+)
 
 
 class RunHandleStatus(StrEnum):
@@ -146,6 +153,30 @@ class RunHandle:
         if not isinstance(decision, ApprovalDecision):
             raise ConfigError("approval_invalid", f"{decision!r} is no decision; use e.g. ApprovalDecision.allow()")
         self._decide(approval_signal(request_id, decision, self._digest(request_id)))
+
+    def steer(self, message: str) -> None:
+        """Say something before the run's next model call; tool calls of its batch that were not begun are skipped.
+
+        From any process, and durable once this returns: a worker that is busy with the run reads it within a heartbeat,
+        a run that waits keeps it. Raises `RunFinished` when the run ended already, `message_empty`.
+        """
+        self._say(steer_signal(f"steer_{secrets.token_hex(8)}", message))
+
+    def follow_up(self, message: str) -> None:
+        """Give the run another input for when it completes: it goes on in a new segment, first come first served.
+
+        Durable like `steer`, and with the same errors. A run that ends otherwise drops it with a diagnostic.
+        """
+        self._say(follow_up_signal(f"follow_up_{secrets.token_hex(8)}", message))
+
+    def _say(self, signal: Signal) -> None:
+        try:
+            self._engine.store.post(self.checkpoint_key, signal)
+        except CheckpointError as error:
+            if error.code != "checkpoint_not_found":  # a run in memory is gone once it ended
+                raise
+            raise RunFinished(self.checkpoint_key) from None
+        self._engine.keeper.poke(self.checkpoint_key)
 
     def state(self) -> RunHandleState:
         """Where the run stands now."""

@@ -25,6 +25,7 @@ from vv_agent.runtime.program import (
     AGENT,
     BEFORE_SLOT,
     DEFINITION_PREFIX,
+    INTERRUPT_SLOT,
     METER_SLOT,
     MODEL_SLOT,
     PROVIDER_SLOT,
@@ -148,7 +149,8 @@ def _compile(
     return Program(
         definition=definition, model=model, resolved=resolved, settings=settings,
         tools={tool.name: tool for tool in tools}, policy=policy, workspace=files,
-        before_cycle_messages=config.before_cycle_messages, reconciliation_provider=config.reconciliation_provider,
+        before_cycle_messages=config.before_cycle_messages, interruption_messages=config.interruption_messages,
+        reconciliation_provider=config.reconciliation_provider,
         extensions=config.checkpoint_extensions,
         required_namespaces=layers.checkpoint.required_extension_namespaces if layers.checkpoint else (),
         context=config.context, opening=opening, session=config.session,
@@ -312,6 +314,7 @@ class _Parts:
         yield "agent.instructions", agent.instructions if callable(agent.instructions) else None
         yield from ((f"context_provider:{n}", provider) for n, provider in enumerate(config.context_providers))
         yield BEFORE_SLOT, config.before_cycle_messages
+        yield INTERRUPT_SLOT, config.interruption_messages
         yield RECONCILE_SLOT, config.reconciliation_provider
         yield METER_SLOT, config.host_cost_meter
 

@@ -13,7 +13,7 @@ from vv_agent.errors import LlmError, RetryLater, SignalsWaiting
 from vv_agent.llm.base import ModelResponse
 from vv_agent.messages import Message
 from vv_agent.results import AgentStatus, CompletionReason
-from vv_agent.runtime import conversation, extensions, journal, model_call, output, tool_calls
+from vv_agent.runtime import conversation, extensions, journal, model_call, output, steering, tool_calls
 from vv_agent.runtime.account import EXHAUSTED, Account, Exhausted
 from vv_agent.runtime.approval import ApprovalFailed, ApprovalNeeded, message_of
 from vv_agent.runtime.inbox import Inbox
@@ -91,6 +91,7 @@ def _decide(run: Run) -> Decision:
         run.inbox = Inbox()  # what is unread is for after the end
         return Stop.of_log(candidate)
     run.inbox.check()
+    _follow_up(run)
     if run.inbox.cancel is not None:
         raise RunCancelled(run.inbox.cancel)
     _begin_segment(run)
@@ -118,6 +119,7 @@ def _advance(run: Run) -> Decision:
             _prepare(run)
         except Exception as error:  # the host's own function
             return output.failed(f"before_cycle_messages failed: {error}", "before_cycle_messages_failed")
+        steering.enter(run)
         if (aborted := _model_turn(run)) is not None:
             return aborted
     _account(run, Account.after_model)
@@ -144,6 +146,13 @@ def _account(run: Run, boundary: Callable[[Account, Run], None]) -> None:
         raise RunCancelled(run.inbox.cancel)
     _take_limits(run)
     boundary(run.account, run)
+
+
+def _follow_up(run: Run) -> None:
+    """What was said for after the end begins the next segment. Before anything else: one that is cancelled has its own
+    run id."""
+    if (said := steering.next_input(run)) is not None:
+        _next_segment(run, said)
 
 
 def _begin_segment(run: Run) -> None:
@@ -251,11 +260,12 @@ def _carry_out(run: Run, decision: Decision, commit: CommitPlan) -> bool:
     """Save the decision; a signal that can still change an end is looked at first, without repeating anything. False
     when other limits have come for a run out of budget: it is decided again."""
     while True:
+        decision = steering.redirected(run, decision)
         try:
             if isinstance(decision, GoOn):
                 _commit(run, decision, commit)
             else:
-                _stop(run, decision)
+                _stop(run, decision, commit)
         except SignalsWaiting:
             run.inbox.check()
             if run.inbox.cancel is not None:
@@ -282,19 +292,21 @@ def _sees(run: Run) -> bool:
     return run.program.definition.runtime_controls.native_multimodal
 
 
-def _stop(run: Run, decision: Stop) -> None:
+def _stop(run: Run, decision: Stop, commit: CommitPlan) -> None:
     extensions.snapshot(run)
+    if isinstance(_goes_to(run, decision), End):
+        steering.drop(run)
     waiting = run.body.segment in run.transcript.ends  # its messages are in the session
     keeps = run.program.has_session and decision.error_code != ABORT_CODE and not waiting
     if keeps:
         conversation.fix_end(run, decision, ends=isinstance(_goes_to(run, decision), End))
         decision = conversation.append(run, decision)
     then = _goes_to(run, decision)
-    if isinstance(then, End) or then.commit:
+    if not isinstance(then, Park) or then.commit:
         run.approvals.forget()
     run.save(
-        then,
-        status=decision.status.value,
+        commit() if isinstance(then, Commit) else then,
+        status=None if isinstance(then, Commit) else decision.status.value,
         ending=isinstance(then, End),
         closing=isinstance(then, Park) and not keeps,
         durable=True,
@@ -317,8 +329,10 @@ def _approval_due(run: Run) -> int | None:
     return run.approvals.due_in(run.engine.store.now()) if timed else None
 
 
-def _goes_to(run: Run, decision: Stop) -> Park | End:
+def _goes_to(run: Run, decision: Stop) -> Park | Commit | End:
     """Where the end of a segment leaves the run."""
+    if steering.continues(run, decision):
+        return Commit()
     if decision.status is AgentStatus.WAIT_USER and run.approvals.open():
         return Park(ParkReason.APPROVAL, due_in=_approval_due(run))
     if decision.status is AgentStatus.WAIT_USER:

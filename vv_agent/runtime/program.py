@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vv_agent.checkpoint.extensions import CheckpointExtension
     from vv_agent.checkpoint.reconciliation import ReconciliationProvider
     from vv_agent.checkpoint.store import CheckpointStore
-    from vv_agent.config import BeforeCycleMessages
+    from vv_agent.config import BeforeCycleMessages, InterruptionMessages
     from vv_agent.llm.base import Model
     from vv_agent.llm.reference import ModelProvider, ResolvedModelConfig
     from vv_agent.llm.settings import ModelSettings
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 MODEL_SLOT, PROVIDER_SLOT, BEFORE_SLOT, RECONCILE_SLOT, METER_SLOT = (
     "model", "model_provider", "before_cycle_messages", "reconciliation_provider", "host_cost_meter",
 )  # fmt: skip
+INTERRUPT_SLOT = "interruption_messages"
 SETTINGS_PREFIX = "settings:"
 DEFINITION_PREFIX = "definition:"
 FAULT_PREFIX = "fault:"
@@ -81,6 +82,7 @@ class Program:
     policy: ToolPolicy
     workspace: WorkspaceBackend | None = None
     before_cycle_messages: BeforeCycleMessages | None = None
+    interruption_messages: InterruptionMessages | None = None
     reconciliation_provider: ReconciliationProvider | None = None
     extensions: Sequence[CheckpointExtension] = ()
     required_namespaces: Sequence[str] = ()
@@ -302,6 +304,7 @@ class Programs:
             policy=policy_of(definition, self._object(predicate.id) if predicate else None),
             workspace=open_workspace(definition.workspace_ref.id) if definition.workspace_ref else None,
             before_cycle_messages=self._optional(refs, BEFORE_SLOT),
+            interruption_messages=self._optional(refs, INTERRUPT_SLOT),
             reconciliation_provider=self._optional(refs, RECONCILE_SLOT),
             host_cost_meter=self._optional(refs, METER_SLOT),
             context=self._object(definition.context_ref.id) if definition.context_ref else None,

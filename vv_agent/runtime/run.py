@@ -15,7 +15,7 @@ from vv_agent.runtime.approval import Approvals
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Cached, Engine
 from vv_agent.runtime.eventlog import LIVE_ONLY, Emitted, Origin, Refs, build, event_entry
-from vv_agent.runtime.inbox import Inbox
+from vv_agent.runtime.inbox import Inbox, Words
 from vv_agent.runtime.lease import Hold, steady_clock
 from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.program import Program
@@ -51,6 +51,7 @@ class Run:
         limits, kept = program.limits, self._blob("budget")
         self.account = Account(limits or RunBudgetLimits(), kept, program.host_cost_meter) if limits or kept else None
         self.approvals = Approvals(self._blob("approvals"))
+        self.words = Words(**self._blob("words"))
         self.claimed_at = snapshot.now
         """The store's clock at the claim, in ms."""
         self.journal = {name: unpack(body, f"journal entry {name}") for name, body in snapshot.journal.items()}
@@ -249,6 +250,7 @@ class Run:
     def _changed_blobs(self) -> Mapping[str, bytes | None]:
         current = {
             "state": self.shared_state, "extensions": self.extensions, "approvals": self.approvals.stored(),
+            "words": self.words.stored(),
         }  # fmt: skip
         if self.account is not None:
             current["budget"] = self.account.stored()

@@ -19,7 +19,7 @@ from vv_agent.checkpoint.record import Progress
 from vv_agent.errors import SignalsWaiting
 from vv_agent.messages import ToolCall
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
-from vv_agent.runtime import approval, journal
+from vv_agent.runtime import approval, journal, steering
 from vv_agent.runtime.eventlog import declared_ref
 from vv_agent.runtime.helpers import Call
 from vv_agent.runtime.lease import steady_clock
@@ -83,10 +83,13 @@ def run_tools(run: Run) -> Stop | None:
             raise Stopping
         if (ended_by := _ended_by(run)) is not None:
             for position in pending:
-                _skip(run, position, ended_by)
+                _skip(run, position, *_ended(ended_by))
             return None
         run.approvals.settle(run)
-        _next_stage(run, pending)
+        if steering.skips(run, pending[0]):
+            _skip(run, pending[0], steering.SKIPPED, steering.SKIPPED_TEXT)
+            continue
+        _next_stage(run, pending[:1] if run.words.steers else pending)
         if run.program.reconciles_tools and (stop := journal.settle_tools(run)) is not None:
             return stop
     return None
@@ -124,10 +127,14 @@ def _ended_by(run: Run) -> str | None:
     return next((directive for directive in directives if directive != "continue"), None)
 
 
-def _skip(run: Run, position: int, directive: str) -> None:
-    assert run.turn is not None
+def _ended(directive: str) -> tuple[str, str]:
+    """Code and text of a call after the one that ended the batch."""
     code = "skipped_due_to_finish" if directive == "finish" else "skipped_due_to_wait_user"
-    text = f"Tool skipped: an earlier call of the batch ended it ({directive})."
+    return code, f"Tool skipped: an earlier call of the batch ended it ({directive})."
+
+
+def _skip(run: Run, position: int, code: str, text: str) -> None:
+    assert run.turn is not None
     run.log(["t", run.cycle, position, error_result(run.turn.call(position).id, text, code).to_wire()])
 
 
@@ -150,7 +157,8 @@ def _next_stage(run: Run, pending: list[int]) -> None:
             run.save(Progress())
         if run.inbox.cancel is not None:  # it came with the answer of that save
             raise RunCancelled(run.inbox.cancel)
-        _run_stage(run, stage)
+        if not steering.skips(run, stage[0].position):
+            _run_stage(run, stage)
     else:
         _run_alone(run, stage[0])
 
