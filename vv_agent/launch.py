@@ -23,7 +23,7 @@ from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.inbox import answer_signal, resume_signal
 from vv_agent.runtime.patience import patiently
-from vv_agent.runtime.program import DEFINITION_PREFIX, Program, check_compatible
+from vv_agent.runtime.program import Program, check_compatible
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.tail import rests
 from vv_agent.runtime.transcript import Transcript, log_entry, message_item, pack, unpack
@@ -61,30 +61,23 @@ def new_run(key: str, body: Body, engine: Engine, program: Program, queue: str |
         "state": {**definition.initial_shared_state, **opening.state},
         "extensions": extensions.taken(program),
     }
-    events = eventlog.event_entry(_origin(body), _first_events(body, key, engine, opening.notices))
+    events = eventlog.event_entries(_first_events(body, key, engine, opening.notices))
     return NewRun(
         key=key, run_id=body.run_id, definition=definition.digest, definition_body=definition.encode(),
         linked={digest: one.definition.encode() for digest, one in program.closure.items() if one is not program},
-        body=body.pack(), queue=queue, due_in=hold, log=(log_entry(items),), events=(events,),
+        body=body.pack(), queue=queue, due_in=hold, log=(log_entry(items),), events=events,
         blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
     )  # fmt: skip
 
 
-def _origin(body: Body) -> eventlog.Origin:
-    return eventlog.Origin(body.run_id, body.agent, 0, 1, 0)
-
-
 def _first_events(body: Body, key: str, engine: Engine, notices: Sequence[Mapping[str, Any]]) -> list[eventlog.Emitted]:
-    now = engine.clock()
-    events = [
-        eventlog.Emitted("run_started", 0, now, {}, {"input": ("input", 0)}),
-        eventlog.Emitted("agent_started", 1, now, {}, {}),
-    ]
+    events: list[tuple[str, Mapping[str, Any], eventlog.Refs]] = [
+        ("run_started", {}, {"input": ("input", 0)}), ("agent_started", {}, {}),
+    ]  # fmt: skip
     if body.checkpointed:
-        fields = {"cycle_index": 0, "checkpoint_key": key, "resume_attempt": 1}
-        events.append(eventlog.Emitted("checkpoint_created", 2, now, fields, {}))
-    events += [eventlog.Emitted("diagnostic", n, now, notice, {}) for n, notice in enumerate(notices, len(events))]
-    return events
+        events.append(("checkpoint_created", {"cycle_index": 0, "checkpoint_key": key, "resume_attempt": 1}, {}))
+    events += [("diagnostic", notice, {}) for notice in notices]
+    return eventlog.first_events(body, engine.clock(), events)
 
 
 def admit_run(engine: Engine, program: Program, new: NewRun, policy: ResumePolicy) -> Admitted:
@@ -164,7 +157,7 @@ def _stored_program(store: CheckpointStore, digest: str, program: Program) -> Pr
         return None
     links: dict[str, Program] = {}
     for slot, link in program.links.items():
-        below = _linked_digest(stored, slot)
+        below = stored.linked(slot)
         linked = below and _stored_program(store, below, link)
         if not linked:
             return None
@@ -197,15 +190,9 @@ def definition_at(store: CheckpointStore, key: str, path: tuple[str, ...] = ()) 
     look = store.look(key)
     found = RunDefinition.decode(store.definition(look.head.definition)) if look else None
     for slot in path:
-        digest = found and _linked_digest(found, slot)
+        digest = found and found.linked(slot)
         found = RunDefinition.decode(store.definition(digest)) if digest else None
     return found
-
-
-def _linked_digest(definition: RunDefinition, slot: str) -> str | None:
-    ref = definition.capability_refs.get(slot)
-    linked = ref is not None and ref.id.startswith(DEFINITION_PREFIX)
-    return ref.id.removeprefix(DEFINITION_PREFIX) if ref and linked else None
 
 
 def decide(store: CheckpointStore, dispatcher: CycleDispatcher, key: str, signal: Signal) -> None:

@@ -17,6 +17,7 @@ from vv_agent.results import AgentStatus, ResumeObservation
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.output import agent_result
+from vv_agent.runtime.program import AGENT
 from vv_agent.runtime.transcript import Transcript, unpack
 
 
@@ -37,6 +38,8 @@ def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...]) -> RunRe
     if not body.checkpointed:
         raw = raw.model_copy(update={"checkpoint_key": None})
     definition = RunDefinition.decode(engine.store.definition(head.definition))
+    if (linked := definition.linked(f"{AGENT}{body.node}")) is not None:  # another agent has taken over
+        definition = RunDefinition.decode(engine.store.definition(linked))
     model = _resolved_model(definition)
     metadata = {**definition.run_metadata, "trace_id": body.trace_id, "backend": model.backend}
     if raw.status is AgentStatus.RECONCILIATION_REQUIRED and raw.resume_observation is not None:

@@ -13,7 +13,7 @@ from vv_agent.checkpoint.config import CheckpointConfig
 from vv_agent.checkpoint.extensions import check_available, check_registered
 from vv_agent.config import RunConfig, effective_config, effective_model
 from vv_agent.context import ContextRequest
-from vv_agent.definition import CapabilityRef, RunDefinition
+from vv_agent.definition import LINK, CapabilityRef, RunDefinition
 from vv_agent.definition_rules import has_credential, normalised, stable_ref
 from vv_agent.errors import CheckpointError, ConfigError
 from vv_agent.llm.client import as_model
@@ -24,7 +24,6 @@ from vv_agent.runtime.opening import open_run
 from vv_agent.runtime.program import (
     AGENT,
     BEFORE_SLOT,
-    DEFINITION_PREFIX,
     INTERRUPT_SLOT,
     METER_SLOT,
     MODEL_SLOT,
@@ -159,7 +158,7 @@ def _compile(
 
 
 def _link(name: str, program: Program) -> CapabilityRef:
-    return CapabilityRef(id=f"{DEFINITION_PREFIX}{program.definition.digest}", version=name)
+    return CapabilityRef(id=f"{LINK}{program.definition.digest}", version=name)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from vv_agent.errors import LlmError, RetryLater, SignalsWaiting
 from vv_agent.llm.base import ModelResponse
 from vv_agent.messages import Message
 from vv_agent.results import AgentStatus, CompletionReason
-from vv_agent.runtime import conversation, extensions, journal, model_call, output, steering, tool_calls
+from vv_agent.runtime import conversation, extensions, handoff, journal, model_call, output, steering, tool_calls
 from vv_agent.runtime.account import EXHAUSTED, Account, Exhausted
 from vv_agent.runtime.approval import ApprovalFailed, ApprovalNeeded, message_of
 from vv_agent.runtime.inbox import Inbox
@@ -91,7 +91,8 @@ def _decide(run: Run) -> Decision:
         run.inbox = Inbox()  # what is unread is for after the end
         return Stop.of_log(candidate)
     run.inbox.check()
-    _follow_up(run)
+    if not handoff.take_over(run):
+        _follow_up(run)
     if run.inbox.cancel is not None:
         raise RunCancelled(run.inbox.cancel)
     _begin_segment(run)
@@ -131,6 +132,7 @@ def _advance(run: Run) -> Decision:
     assert turn is not None
     controls = run.program.controls
     decision = output.decide(turn, index=run.index, max_cycles=controls.max_cycles, policy=controls.no_tool_policy)
+    decision = handoff.passed_on(run, decision)
     if isinstance(decision, Stop):
         _account(run, Account.at_end)
     return decision
@@ -311,7 +313,7 @@ def _stop(run: Run, decision: Stop, commit: CommitPlan) -> None:
         closing=isinstance(then, Park) and not keeps,
         durable=True,
         last_log=[["e", run.body.segment, decision.to_log()]],
-        last_events=[terminal_event(run, decision)],
+        last_events=[terminal_event(run, decision), *handoff.completed(run, decision)],
     )
     if isinstance(then, End):
         background.end(run.key)

@@ -39,6 +39,8 @@ class Stop:
     answer: Sequence[Any] | str | None = None
     error: str | None = None
     error_code: str | None = None
+    to: int | None = None
+    """Number of the agent that takes over."""
 
     def to_log(self) -> dict[str, Any]:
         fields = {
@@ -48,6 +50,7 @@ class Stop:
             "answer": self.answer if isinstance(self.answer, str | None) else list(self.answer),
             "error": self.error,
             "error_code": self.error_code,
+            "to": self.to,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -57,7 +60,7 @@ class Stop:
         reason = end.get("reason")
         return cls(
             AgentStatus(end["status"]), CompletionReason(reason) if reason else None, end.get("tool"),
-            end.get("answer"), end.get("error"), end.get("error_code"),
+            end.get("answer"), end.get("error"), end.get("error_code"), end.get("to"),
         )  # fmt: skip
 
 

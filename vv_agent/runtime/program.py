@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +23,7 @@ from vv_agent.tool_metadata import ToolMetadata
 from vv_agent.tools import agents
 from vv_agent.tools.base import Tool
 from vv_agent.tools.orchestrator import ToolOrchestrator
-from vv_agent.tools.policy import ToolPolicy
+from vv_agent.tools.policy import ToolPolicy, merge_policies
 
 if TYPE_CHECKING:
     from vv_agent.budget import HostCostMeter
@@ -44,7 +44,6 @@ MODEL_SLOT, PROVIDER_SLOT, BEFORE_SLOT, RECONCILE_SLOT, METER_SLOT = (
 )  # fmt: skip
 INTERRUPT_SLOT = "interruption_messages"
 SETTINGS_PREFIX = "settings:"
-DEFINITION_PREFIX = "definition:"
 FAULT_PREFIX = "fault:"
 AGENT, SUB_AGENT, AGENT_TOOL = "agent:", "sub_agent:", "agent_tool:"
 """Slots of other agents: whom a run may be handed to (by number, 0 is the one that begins), whom it may give work, and
@@ -132,8 +131,16 @@ class Program:
         """The program of another agent that the definition names."""
         if slot in self.links:
             return self.links[slot]
+        digest = self.definition.linked(slot)
         assert self.load_linked is not None
-        return self.load_linked(self.definition.capability_refs[slot].id.removeprefix(DEFINITION_PREFIX))
+        assert digest is not None
+        return self.load_linked(digest)
+
+    def narrowed(self, denials: Mapping[str, Any]) -> Program:
+        """This program under further denials."""
+        if not denials:
+            return self
+        return replace(self, policy=merge_policies(self.policy, None, ToolPolicy(**denials)))
 
     def slots(self, kind: str) -> dict[str, str]:
         """Slots of linked agents of this kind, by what they are called."""

@@ -14,11 +14,11 @@ from vv_agent.runtime.account import Account
 from vv_agent.runtime.approval import Approvals
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Cached, Engine
-from vv_agent.runtime.eventlog import LIVE_ONLY, Emitted, Origin, Refs, build, event_entry
+from vv_agent.runtime.eventlog import LIVE_ONLY, Emitted, Origin, Refs, build, event_entries
 from vv_agent.runtime.inbox import Inbox, Words
 from vv_agent.runtime.lease import Hold, steady_clock
 from vv_agent.runtime.patience import patiently
-from vv_agent.runtime.program import Program
+from vv_agent.runtime.program import AGENT, Program
 from vv_agent.runtime.transcript import Transcript, Turn, log_entry, pack, unpack
 
 _MAX_LIVE = 65_536
@@ -35,16 +35,21 @@ class Run:
     def __init__(self, engine: Engine, program: Program, hold: Hold, claimed: Claimed, cached: Cached | None) -> None:
         snapshot = claimed.snapshot
         self.engine = engine
-        self.program = program
+        self.first = program
+        """The program of the agent that began."""
         self.hold = hold
         self.head = snapshot.head
         self.recovered = claimed.recovered
         self.body = Body.unpack(self.head.body, self.head.key)
+        self.program = program
         self.transcript = cached.transcript if cached else Transcript()
         for entry in snapshot.log:
             self.transcript.extend(entry.seq, entry.body)
         blobs = snapshot.blobs if snapshot.blobs is not None else (cached.blobs if cached else {})
         self._blobs = dict(blobs)
+        self.denied: dict[str, Any] = self._blob("denied")
+        """What the tool policies of the agents that came before, or that gave the run its work, deny."""
+        self.use_agent()
         self.shared_state: dict[str, Any] = self._blob("state")
         """Replaced as a whole, never changed in place: calls on their way were given copies of it."""
         self.extensions: dict[str, Any] = self._blob("extensions")
@@ -97,16 +102,16 @@ class Run:
 
     # What a cycle adds.
 
-    def emit(self, event_type: str, refs: Refs | None = None, **fields: Any) -> None:
+    def emit(self, event_type: str, refs: Refs | None = None, origin: Origin | None = None, **fields: Any) -> None:
         """Make an event: shown at once, stored with the next save (live text is only shown)."""
-        emitted = self.number(event_type, refs, **fields)
+        emitted = self.number(event_type, refs, origin, **fields)
         if event_type not in LIVE_ONLY:
             self._events.append(emitted)
         self._show(emitted)
 
-    def number(self, event_type: str, refs: Refs | None = None, **fields: Any) -> Emitted:
+    def number(self, event_type: str, refs: Refs | None = None, origin: Origin | None = None, **fields: Any) -> Emitted:
         """Number an event that is shown only once it is saved (`save(last_events=...)`)."""
-        emitted = Emitted(event_type, self._n, self.engine.clock(), fields, refs or {})
+        emitted = Emitted(origin or self.origin, event_type, self._n, self.engine.clock(), fields, refs or {})
         self._n += 1
         return emitted
 
@@ -124,6 +129,12 @@ class Run:
         else:
             self.journal[operation_id] = entry
         self._journal_changes[operation_id] = None if entry is None else pack(entry)
+
+    def use_agent(self) -> None:
+        """Take the program of the agent that works now, less what those before it may not do."""
+        node = self.body.node
+        program = self.first.linked(f"{AGENT}{node}") if node else self.first
+        self.program = program.narrowed(self.denied)
 
     def observe(self, observation: dict[str, Any] | None) -> None:
         """Keep what is known of an operation whose outcome is unknown; None once it is settled."""
@@ -162,7 +173,7 @@ class Run:
             body=body,
             status=status,
             log=(log_entry(log),) if log else (),
-            events=(event_entry(self.origin, events),) if events else (),
+            events=event_entries(events),
             blobs=changed,
             journal=self._journal_changes,
             consumed=tuple(self.inbox.consumed),
@@ -236,9 +247,9 @@ class Run:
 
     def _show(self, emitted: Emitted) -> None:
         for sink in self.engine.sinks(self.key):
-            sink.put(build(self.origin, self.body.trace_id, emitted, self.body.session_id))
+            sink.put(build(self.body, emitted))
         if self.head.queue is not None and self.engine.live.wanted(self.key):
-            item = event_entry(self.origin, [emitted.whole()])
+            (item,) = event_entries([emitted.whole()])
             if len(item) <= _MAX_LIVE:  # a larger one reaches readers with the save
                 self.engine.live.publish(self.key, item)
 
@@ -250,7 +261,7 @@ class Run:
     def _changed_blobs(self) -> Mapping[str, bytes | None]:
         current = {
             "state": self.shared_state, "extensions": self.extensions, "approvals": self.approvals.stored(),
-            "words": self.words.stored(),
+            "words": self.words.stored(), "denied": self.denied,
         }  # fmt: skip
         if self.account is not None:
             current["budget"] = self.account.stored()

@@ -11,6 +11,7 @@ A log entry is one save's worth of items. An item is a small msgpack list whose 
     ["t", cycle, position, result, reason?]   the receipt of a tool call; the reason, if the agent's tool_use_behavior
                                               made it finish the run
     ["c", segment, end]                       how a segment will end, once its messages are in the session
+    ["h", segment, messages]                  the segment goes to another agent, which begins with these messages
     ["p", cycle, position]                    the image of a tool's result, shown to a model that takes images
     ["e", segment, end]                       how a segment ended; its answer is ["text", cycle],
                                               ["result", cycle, position] or a plain text
@@ -147,12 +148,14 @@ class Transcript:
                 self.turns[cycle].take(position, result, *reason)
                 message = tool_message(result)
                 self._append(message.to_wire(), message)
-            case ["c", segment, end]:
-                self.candidates[segment] = end
+            case ["h", _, wires]:
+                self.messages, self.identity, self.last_text = [], b"", None
+                for wire in wires:
+                    self._append(wire)
             case ["p", cycle, position]:
                 self._append(picture(self.turns[cycle].results[position]).to_wire())
-            case ["e", segment, end]:
-                self.ends[segment] = end
+            case ["c" | "e", segment, end]:
+                (self.ends if item[0] == "e" else self.candidates)[segment] = end
             case _:
                 raise StoreError("store_corrupt", f"the log holds an unknown item {item[:1]!r}")
 
