@@ -48,8 +48,8 @@ def take_over(run: Run) -> bool:
         node=end["to"], handoffs=run.body.handoffs + 1, came_from=came_from, agent=said["handoff_to"],
     )  # fmt: skip
     run.use_agent()
-    run.log(["h", segment, [message.to_wire() for message in _opening(run)]])
-    run.log(["i", segment, Message("user", said["handoff_input"]).to_wire()])
+    opening = [message.to_wire() for message in _opening(run)]
+    run.log(["i", segment, Message("user", said["handoff_input"]).to_wire(), opening])
     run.emit("handoff_started", _refs(cycle, position, {}), source, **_fields(run, source, said), status="started")
     run.emit("run_started", refs={"input": ("input", segment)}, input=said["handoff_input"])
     run.emit("agent_started")

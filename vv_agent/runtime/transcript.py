@@ -3,7 +3,8 @@
 A log entry is one save's worth of items. An item is a small msgpack list whose first element says what it is:
 
     ["m", cycle, message]                     a message of the system, the user or the program
-    ["i", segment, message]                   the input that began a segment
+    ["i", segment, message, before?]          the input that began a segment; `before` are the messages that another
+                                              agent, who takes over, is shown instead of all that was
     ["s", segment]                            a segment without an input of its own begins (the budget was raised)
     ["a", cycle, message, usage, source, cache, finish]   the receipt of a model call
     ["b", cycle]                              the program's messages before this cycle's model call are all there
@@ -11,7 +12,6 @@ A log entry is one save's worth of items. An item is a small msgpack list whose 
     ["t", cycle, position, result, reason?]   the receipt of a tool call; the reason, if the agent's tool_use_behavior
                                               made it finish the run
     ["c", segment, end]                       how a segment will end, once its messages are in the session
-    ["h", segment, messages]                  the segment goes to another agent, which begins with these messages
     ["p", cycle, position]                    the image of a tool's result, shown to a model that takes images
     ["e", segment, end]                       how a segment ended; its answer is ["text", cycle],
                                               ["result", cycle, position] or a plain text
@@ -148,10 +148,6 @@ class Transcript:
                 self.turns[cycle].take(position, result, *reason)
                 message = tool_message(result)
                 self._append(message.to_wire(), message)
-            case ["h", _, wires]:
-                self.messages, self.identity, self.last_text = [], b"", None
-                for wire in wires:
-                    self._append(wire)
             case ["p", cycle, position]:
                 self._append(picture(self.turns[cycle].results[position]).to_wire())
             case ["c" | "e", segment, end]:
@@ -159,8 +155,14 @@ class Transcript:
             case _:
                 raise StoreError("store_corrupt", f"the log holds an unknown item {item[:1]!r}")
 
-    def _begin(self, segment: int, wire: Mapping[str, Any] | None = None) -> None:
+    def _begin(
+        self, segment: int, wire: Mapping[str, Any] | None = None, before: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
         """A segment begins with its input, or goes on with that of the one before."""
+        if before is not None:
+            self.messages, self.identity, self.last_text = [], b"", None
+            for message in before:
+                self._append(message)
         self._first[segment] = len(self.messages)
         self.inputs[segment] = self.inputs.get(segment - 1, "") if wire is None else self._append(wire).content
         self._begun[segment] = len(self.messages)
