@@ -36,7 +36,8 @@ class Body:
     came_from: dict[str, Any] | None = None
     """The segment before a hand-off that is under way: its origin, and the cycle and position of the call."""
     parent: dict[str, Any] | None = None
-    """Of a run below another one: the segment (`run_id`) and the call (`call_id`) that began it, and its `task_id`."""
+    """Of a run below another one: the segment (`run_id`) and the call (`call_id`) that began it, its `task_id`
+    and that of the other one (`above`)."""
 
     def pack(self) -> bytes:
         return pack([getattr(self, name) for name in self.__slots__])

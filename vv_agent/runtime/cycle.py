@@ -13,7 +13,18 @@ from vv_agent.errors import LlmError, RetryLater, SignalsWaiting
 from vv_agent.llm.base import ModelResponse
 from vv_agent.messages import Message
 from vv_agent.results import AgentStatus, CompletionReason
-from vv_agent.runtime import conversation, extensions, handoff, journal, model_call, output, steering, tool_calls
+from vv_agent.runtime import (
+    children,
+    conversation,
+    delegation,
+    extensions,
+    handoff,
+    journal,
+    model_call,
+    output,
+    steering,
+    tool_calls,
+)
 from vv_agent.runtime.account import EXHAUSTED, Account, Exhausted
 from vv_agent.runtime.approval import ApprovalFailed, ApprovalNeeded, message_of
 from vv_agent.runtime.inbox import Inbox
@@ -74,6 +85,8 @@ def _decided(run: Run) -> Decision | None:
         if not run.body.live:
             return _asks(run)
         run.save(Park(ParkReason.APPROVAL, due_in=_approval_due(run)), durable=True)  # stream and segment stay open
+    except children.Waiting:
+        run.save(Park(ParkReason.CHILDREN, due_in=run.children.due_in(run.engine.store.now())))
     except ApprovalFailed as error:
         tool_calls.close_open_calls(run, "Whoever was to approve this call could not be asked.")
         return output.failed(error.message, error.code)
@@ -252,6 +265,7 @@ def _receipt(run: Run, response: ModelResponse) -> list[Any]:
 
 def _cancelled(run: Run, reason: str) -> Stop:
     run.inbox.accept_cancel()
+    run.children.drop_new()
     if (observation := journal.observation(run)) is not None:
         run.observe(observation)
     tool_calls.close_open_calls(run)
@@ -314,6 +328,7 @@ def _stop(run: Run, decision: Stop, commit: CommitPlan) -> None:
         durable=True,
         last_log=[["e", run.body.segment, decision.to_log()]],
         last_events=[terminal_event(run, decision), *handoff.completed(run, decision)],
+        posts=delegation.end_posts(run, decision, ends=isinstance(then, End)),
     )
     if isinstance(then, End):
         background.end(run.key)
@@ -335,11 +350,12 @@ def _goes_to(run: Run, decision: Stop) -> Park | Commit | End:
     """Where the end of a segment leaves the run."""
     if steering.continues(run, decision):
         return Commit()
+    below = run.body.parent is not None
     if decision.status is AgentStatus.WAIT_USER and run.approvals.open():
         return Park(ParkReason.APPROVAL, due_in=_approval_due(run))
-    if decision.status is AgentStatus.WAIT_USER:
+    if decision.status is AgentStatus.WAIT_USER and not below:
         return Park(ParkReason.INPUT, commit=True)
-    if decision.reason == CompletionReason.BUDGET_EXHAUSTED and run.body.checkpointed:
+    if decision.reason == CompletionReason.BUDGET_EXHAUSTED and run.body.checkpointed and not below:
         return Park(ParkReason.BUDGET)
     return End(keep_journal=decision.error_code == ABORT_CODE)
 
@@ -347,6 +363,8 @@ def _goes_to(run: Run, decision: Stop) -> Park | Commit | End:
 def terminal_event(run: Run, decision: Stop) -> Any:
     """The event that ends the segment: run_completed, run_failed or run_cancelled; texts are referred to, not
     copied."""
+    if run.body.parent is not None:
+        return delegation.terminal_event(run, decision)
     segment = run.body.segment
     fields: dict[str, Any] = {"completion_reason": decision.reason.value if decision.reason else None}
     refs: dict[str, Any] = {}

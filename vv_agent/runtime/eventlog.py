@@ -5,6 +5,7 @@ An event entry holds the events of one save: `[run id, agent, cycle, attempt, [[
 
     ["args", position]   the arguments of a call of this cycle      ["input", segment]   the input of a segment
     ["approval", position]   the arguments and the tool of a call that waits for a yes
+    ["child", key, metadata]   of a run below that begins: its key, and the field itself
     ["handoff", cycle, position, more]   what the call of a hand-off says of it
     ["declared", ...]    a tool's declaration, its five fields in a row
     ["answer", segment]  the final output of a segment              ["partial", segment] its partial output
@@ -33,6 +34,8 @@ WITHOUT_CYCLE = frozenset(
         "run_started",
         "agent_started",
         "session_persisted",
+        "sub_run_started",
+        "sub_run_completed",
         "run_completed",
         "run_failed",
         "run_cancelled",
@@ -107,9 +110,9 @@ def build(body: Body, emitted: Emitted) -> RunEvent:
     if emitted.type not in WITHOUT_CYCLE:
         fields.setdefault("cycle_index", origin.cycle_index)
     if body.session_id is not None:
-        fields["session_id"] = body.session_id
+        fields.setdefault("session_id", body.session_id)
     if body.parent is not None:
-        fields["parent_run_id"] = body.parent["run_id"]
+        fields.setdefault("parent_run_id", body.parent["run_id"])
     return make_event(
         emitted.type,
         event_id=origin.identify(emitted.type, emitted.n),
@@ -135,6 +138,8 @@ class EventReader:
     def __init__(self, body: Body) -> None:
         self._body = body
         self.transcript = Transcript()
+        self.below: set[str] = set()
+        """Keys of the runs below that began."""
         self.unknown: set[tuple[int, int, int]] = set()
         """Cycle, attempt and number of the events that were left out."""
 
@@ -166,6 +171,9 @@ class EventReader:
             case ["approval", position]:
                 call = self.transcript.turns[cycle].call(position)
                 return {"arguments": parse_arguments(call.arguments), "tool_name": call.name}
+            case ["child", key, metadata]:
+                self.below.add(key)
+                return metadata
             case ["handoff", at, position, more]:
                 return {**self.transcript.turns[at].results[position]["metadata"], **more}
             case ["declared", *values]:

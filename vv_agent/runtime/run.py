@@ -8,18 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from vv_agent.budget import RunBudgetLimits
-from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Release, Seen, Then
+from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Release, Seen, Signal, Then
 from vv_agent.errors import SignalsWaiting, VVAgentError
 from vv_agent.runtime.account import Account
 from vv_agent.runtime.approval import Approvals
 from vv_agent.runtime.body import Body
+from vv_agent.runtime.children import Children
 from vv_agent.runtime.context import Cached, Engine
 from vv_agent.runtime.eventlog import LIVE_ONLY, Emitted, Origin, Refs, build, event_entries
 from vv_agent.runtime.inbox import Inbox, Words
 from vv_agent.runtime.lease import Hold, steady_clock
 from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.program import AGENT, Program
+from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.transcript import Transcript, Turn, log_entry, pack, unpack
+from vv_agent.workspace.filtered import DiscoveryFilteredWorkspaceBackend
 
 _MAX_LIVE = 65_536
 """Bytes of a live item at most: the texts of large calls stand in the log, once."""
@@ -56,6 +59,9 @@ class Run:
         limits, kept = program.limits, self._blob("budget")
         self.account = Account(limits or RunBudgetLimits(), kept, program.host_cost_meter) if limits or kept else None
         self.approvals = Approvals(self._blob("approvals"))
+        self.children = Children.of(self._blob("children"))
+        self.others: list[CycleRecipe] = []
+        """Other runs of the tree that were begun and can be advanced."""
         self.words = Words(**self._blob("words"))
         self.claimed_at = snapshot.now
         """The store's clock at the claim, in ms."""
@@ -90,6 +96,11 @@ class Run:
     def turn(self) -> Turn | None:
         """The open cycle's model turn, once there is a receipt."""
         return self.transcript.turns.get(self.cycle)
+
+    @property
+    def task_id(self) -> str:
+        """How those it gives work know it."""
+        return str(self.body.parent["task_id"]) if self.body.parent is not None else self.key
 
     @property
     def attempt(self) -> int:
@@ -135,6 +146,10 @@ class Run:
         node = self.body.node
         program = self.first.linked(f"{AGENT}{node}") if node else self.first
         self.program = program.narrowed(self.denied)
+        exclude = self._blob("work").get("exclude")
+        if exclude and self.program.workspace is not None:
+            hidden = DiscoveryFilteredWorkspaceBackend(self.program.workspace, exclude)
+            self.program = replace(self.program, workspace=hidden)
 
     def observe(self, observation: dict[str, Any] | None) -> None:
         """Keep what is known of an operation whose outcome is unknown; None once it is settled."""
@@ -153,6 +168,7 @@ class Run:
         durable: bool = False,
         last_log: Sequence[Sequence[Any]] = (),
         last_events: Sequence[Emitted] = (),
+        posts: Sequence[tuple[str, Signal]] = (),
     ) -> None:
         """Write everything pending in one save. `last_*` are left out again when the save is refused.
 
@@ -180,7 +196,9 @@ class Run:
             starts=starts,
             ending=ending,
             closing=closing,
-            durable=durable,
+            durable=durable or bool(self.children.new),
+            creates=tuple(self.children.new),
+            posts=(*self.children.posts, *posts),
         )
         if self.head.queue is not None:
             self.engine.live.hurry()
@@ -218,6 +236,12 @@ class Run:
         self._saves += 1
         self._log, self._events, self._journal_changes = [], [], {}
         self.approvals.unsaved = False
+        for new in change.creates:
+            self.engine.programs.adopt(new.key, new.root_key)
+            self.others.append(CycleRecipe(
+                key=new.key, cycle=1, definition=new.definition, store=self.engine.store.id, queue=new.queue
+            ))  # fmt: skip
+        self.children.new, self.children.posts = [], []
         self.inbox.consumed.clear()
         for name, blob in change.blobs.items():
             if blob is not None:
@@ -246,7 +270,10 @@ class Run:
         return Origin(self.body.run_id, self.body.agent, self.cycle, self.attempt, self.index)
 
     def _show(self, emitted: Emitted) -> None:
-        for sink in self.engine.sinks(self.key):
+        sinks = self.engine.sinks(self.key)
+        if self.head.root_key != self.key:
+            sinks += self.engine.sinks(self.head.root_key)
+        for sink in sinks:
             sink.put(build(self.body, emitted))
         if self.head.queue is not None and self.engine.live.wanted(self.key):
             (item,) = event_entries([emitted.whole()])
@@ -261,7 +288,7 @@ class Run:
     def _changed_blobs(self) -> Mapping[str, bytes | None]:
         current = {
             "state": self.shared_state, "extensions": self.extensions, "approvals": self.approvals.stored(),
-            "words": self.words.stored(), "denied": self.denied,
+            "words": self.words.stored(), "denied": self.denied, "children": self.children.stored(),
         }  # fmt: skip
         if self.account is not None:
             current["budget"] = self.account.stored()

@@ -19,9 +19,10 @@ from vv_agent.checkpoint.record import Progress
 from vv_agent.errors import SignalsWaiting
 from vv_agent.messages import ToolCall
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
-from vv_agent.runtime import approval, journal, steering
+from vv_agent.runtime import approval, children, delegation, journal, steering
 from vv_agent.runtime.eventlog import declared_ref
 from vv_agent.runtime.helpers import Call
+from vv_agent.runtime.inbox import DEFAULT_REASON
 from vv_agent.runtime.lease import steady_clock
 from vv_agent.runtime.output import Stop
 from vv_agent.runtime.run import Run
@@ -78,12 +79,20 @@ def run_tools(run: Run) -> Stop | None:
     A call whose outcome turns out to be unknown is settled as after a crash; a Stop if an operator then aborts. Raises
     `journal.Unresolved` when nobody can tell.
     """
-    while pending := _pending(run):
+    while True:
+        _settle_children(run)
+        pending = _pending(run)
+        if not pending and not run.children.waits:
+            return None
         if run.hold.stopped is not None:
             raise Stopping
         if (ended_by := _ended_by(run)) is not None:
             for position in pending:
                 _skip(run, position, *_ended(ended_by))
+            pending = []
+        if not pending or (run.children.waits and pending[0] > min(run.children.waits)):
+            if run.children.waits:
+                raise children.Waiting
             return None
         run.approvals.settle(run)
         if steering.skips(run, pending[0]):
@@ -92,13 +101,19 @@ def run_tools(run: Run) -> Stop | None:
         _next_stage(run, pending[:1] if run.words.steers else pending)
         if run.program.reconciles_tools and (stop := journal.settle_tools(run)) is not None:
             return stop
-    return None
+
+
+def _settle_children(run: Run) -> None:
+    """Give the calls whose work below is over their results."""
+    for position, result, waited in delegation.settled(run):
+        _complete(run, position, Outcome(result, waited))
 
 
 def _pending(run: Run) -> list[int]:
     turn = run.turn
     assert turn is not None
-    return [position for position in range(len(turn.calls)) if position not in turn.results]
+    waits = run.children.waits
+    return [position for position in range(len(turn.calls)) if position not in turn.results and position not in waits]
 
 
 def close_open_calls(run: Run, why: str = "The run was cancelled before this call.") -> None:
@@ -111,12 +126,13 @@ def close_open_calls(run: Run, why: str = "The run was cancelled before this cal
             continue
         call_id = turn.call(position).id
         started = run.journal.get(journal.operation_id(run, position), {}).get("state") in ("started", "ambiguous")
-        if started:
+        if started or position in run.children.waits:
             text = "The call was cancelled while it ran; whether it had an effect is not known."
             result = error_result(call_id, text, "tool_cancelled")
         else:
             result = error_result(call_id, why, "tool_execution_cancelled")
         run.log(["t", run.cycle, position, result.to_wire()])
+    run.children.waits = {}
 
 
 def _ended_by(run: Run) -> str | None:
@@ -264,13 +280,7 @@ def _run_alone(run: Run, prepared: Prepared) -> None:
 def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
     """Run calls side by side and log their results in call order."""
     batch = CancellationToken()
-    running: list[_Running] = []
-    for prepared in stage:
-        if not shown:
-            _planned(run, prepared.position, prepared.shown)
-            run.emit("tool_call_started", **_call_fields(run, prepared.position, prepared.shown))
-        single = len(stage) == 1
-        running.append(_start(run, prepared, batch if single else batch.child(), single=single))
+    running = _start_all(run, stage, batch, shown=shown)
     try:
         _wait(run, running, batch)
     except RunCancelled:
@@ -291,6 +301,26 @@ def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
             journal.doubt_tool(run, one.prepared.position)
         else:
             _finish(run, one)
+    _save_children(run)
+
+
+def _start_all(run: Run, stage: list[Prepared], batch: CancellationToken, *, shown: bool) -> list[_Running]:
+    running, single = [], len(stage) == 1
+    for prepared in stage:
+        if not shown:
+            _planned(run, prepared.position, prepared.shown)
+            run.emit("tool_call_started", **_call_fields(run, prepared.position, prepared.shown))
+        running.append(_start(run, prepared, batch if single else batch.child(), single=single))
+    return running
+
+
+def _save_children(run: Run) -> None:
+    """What the calls began below, and told those below, is saved at once."""
+    if run.children.new or run.children.posts:
+        try:
+            run.save(Progress())
+        except SignalsWaiting:
+            raise RunCancelled(run.inbox.cancel or DEFAULT_REASON) from None
 
 
 def _finish(run: Run, one: _Running) -> None:
@@ -300,6 +330,12 @@ def _finish(run: Run, one: _Running) -> None:
         call = one.prepared.call
         text = f"Tool {call.name} ran, but left a shared state that cannot be stored: {'; '.join(faults)}"
         outcome = Outcome(error_result(call.id, text, "tool_state_invalid"), outcome.duration_ms)
+    asked = one.state.tasks.asked
+    if asked is not None and not one.timed_out and outcome.result.status_code is ToolStatus.SUCCESS:
+        result = delegation.carry_out(run, one.prepared.position, asked)
+        if result is None:
+            return
+        outcome = Outcome(result, outcome.duration_ms)
     _complete(run, one.prepared.position, outcome)
 
 
