@@ -10,7 +10,7 @@ from typing import Any
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.admission import Admission, admit
 from vv_agent.checkpoint.config import ResumePolicy
-from vv_agent.checkpoint.record import Head, NewRun, ParkReason, Signal, State
+from vv_agent.checkpoint.record import Filter, Head, NewRun, ParkReason, Signal, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.definition import RunDefinition
 from vv_agent.dispatch.base import CycleDispatcher, hint
@@ -196,7 +196,8 @@ def definition_at(store: CheckpointStore, key: str, path: tuple[str, ...] = ()) 
 
 
 def decide(store: CheckpointStore, dispatcher: CycleDispatcher, key: str, signal: Signal) -> None:
-    """Post a word on an approval. Raises `already_decided` when another one came first, `run_finished`."""
+    """Post a word on an approval of this very record. Raises `already_decided` when another one came first, and
+    `run_finished`."""
     posted = store.post(key, signal)
     if posted.signal.body != signal.body:
         name = posted.signal.id
@@ -204,21 +205,37 @@ def decide(store: CheckpointStore, dispatcher: CycleDispatcher, key: str, signal
     hint(dispatcher, posted.head, store.id)
 
 
-def shown_to(store: CheckpointStore, key: str, request_id: str) -> str:
-    """The digest of the arguments that stand in an open request; `unknown_approval_request` when there is none."""
+def shown_to(store: CheckpointStore, key: str, request_id: str) -> tuple[str, str]:
+    """The record that waits for an approval, and the digest of the arguments it shows; `unknown_approval_request` when
+    there is none."""
     asked = open_approvals(store, key).get(request_id)
     if asked is None:
         raise ConfigError(
             "unknown_approval_request", f"unknown approval request: {request_id}; run {key!r} does not wait for it"
         )
-    return str(asked["digest"])
+    return asked["key"], str(asked["digest"])
 
 
 def open_approvals(store: CheckpointStore, key: str) -> dict[str, dict[str, Any]]:
-    """The approvals a run waits for, by request id."""
-    snapshot = store.load(key)
-    stored = (snapshot.blobs or {}).get("approvals") if snapshot else None
-    return Approvals(unpack(stored, f"approvals of run {key!r}")).open() if stored else {}
+    """The approvals that a run and those below it wait for, by request id; `key` says which of them does."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in {key, *(head.key for head in store.find(Filter(root_key=key, states=_PARKED, limit=10_000)))}:
+        snapshot = store.load(one)
+        stored = (snapshot.blobs or {}).get("approvals") if snapshot else None
+        asked = Approvals(unpack(stored, f"approvals of run {one!r}")).open() if stored else {}
+        found |= {name: {**request, "key": one} for name, request in asked.items()}
+    return found
+
+
+_PARKED = frozenset({State.PARKED, State.READY, State.CLAIMED})
+
+
+def record_of(store: CheckpointStore, key: str, event: RunEvent) -> str:
+    """The key of the record of this run's tree that an event belongs to."""
+    if event.parent_run_id is None:
+        return key
+    tree = store.find(Filter(root_key=key, states=_PARKED, limit=10_000))
+    return next((one.key for one in tree if Body.unpack(one.body, one.key).run_id == event.run_id), key)
 
 
 def limits_of(store: CheckpointStore, head: Head) -> RunBudgetLimits:

@@ -263,8 +263,10 @@ class Runner:
         if isinstance(state, RunState):
             waiting = open_approvals(home, key)
             for approved in waiting.keys() & set(state.approved_interruption_ids()):  # the others are decided
-                digest = waiting[approved]["digest"]
-                decide(home, dispatcher, key, approval_signal(approved, ApprovalDecision.allow(), digest))
+                asked = waiting[approved]
+                decide(
+                    home, dispatcher, asked["key"], approval_signal(approved, ApprovalDecision.allow(), asked["digest"])
+                )
             head = existing(home, key)
         if head.state is State.ENDED and text is None:
             handle.finish(lambda: read_result(engine, key, ()))

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -86,10 +86,7 @@ def _drive(engine: Engine, recipe: CycleRecipe, below: Below, *, resume: bool, p
     while True:
         step = advance(engine, recipe, commit=keep, kept=kept, resume=resume)
         kept, resume = step.kept, False
-        if step.what == "parked" and step.head is not None and step.head.reason is ParkReason.CHILDREN:
-            below.start(unfinished_below(engine, step.head))
-        elif step.what != "ended":
-            below.start(step.others)
+        below.start(begun_below(engine, step))
         match step.what:
             case "committed":
                 recipe = step.next[0]
@@ -164,13 +161,22 @@ def _drive_below(engine: Engine, recipe: CycleRecipe) -> None:
     drive(engine, recipe, patient=True)
 
 
-def unfinished_below(engine: Engine, head: Head) -> list[CycleRecipe]:
-    """The runs directly below one that did not end; they may use the code of the root's starter."""
+def begun_below(engine: Engine, step: Advanced) -> Sequence[CycleRecipe]:
+    """The runs below that a step began, or that the run then waits for: they may be of a process that is gone."""
+    head = step.head
+    if step.what == "ended" or head is None:
+        return ()
+    if step.what == "parked" and head.reason is ParkReason.CHILDREN:
+        return [CycleRecipe.of(one, engine.store.id) for one in unfinished(engine, head) if one.parent_key == head.key]
+    return step.others
+
+
+def unfinished(engine: Engine, head: Head) -> list[Head]:
+    """The records of a run's tree that did not end. This process may use the code of the root's starter for them."""
     tree = engine.store.find(Filter(root_key=head.root_key, states=_UNFINISHED, limit=10_000))
-    below = [one for one in tree if one.parent_key == head.key]
-    for one in below:
+    for one in tree:
         engine.programs.adopt(one.key, one.root_key)
-    return [CycleRecipe.of(one, engine.store.id) for one in below]
+    return list(tree)
 
 
 _UNFINISHED = frozenset({State.READY, State.CLAIMED, State.PARKED})

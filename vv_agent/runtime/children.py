@@ -22,7 +22,7 @@ class Waiting(Exception):
 
 @dataclass
 class Children:
-    """The runs below, by task id: `{key, agent, slot, status}`; and what calls of the open cycle wait for, by
+    """The runs below, by task id: `{key, agent, slot, node, status}`; and what calls of the open cycle wait for, by
     position."""
 
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)

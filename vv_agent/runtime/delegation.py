@@ -131,9 +131,17 @@ def start(run: Run, position: int, index: int, work: Work) -> None:
     """Begin a run below with the next save."""
     new = new_child(run, position, index, work, handoff.denials(run))
     run.children.new.append(new)
-    run.children.tasks[work.task_id] = {"key": new.key, "agent": work.agent, "slot": work.slot, "status": RUNNING}
+    run.children.tasks[work.task_id] = {
+        "key": new.key,
+        "agent": work.agent,
+        "slot": work.slot,
+        "node": run.body.node,
+        "status": RUNNING,
+    }
     model = run.program.linked(work.slot).definition.model.model_id
     _show_start(run, position, work, run_id=new.run_id, model=model, key=new.key)
+    origin, lineage = run.origin._replace(run_id=new.run_id, agent=work.agent), _lineage(run, position, work)
+    run.emit("agent_started", {}, origin, parent_run_id=lineage["parent_run_id"], session_id=work.task_id)
 
 
 def _show_start(run: Run, position: int, work: Work, *, run_id: str, model: str, key: str | None) -> None:
@@ -202,7 +210,13 @@ def _result(run: Run, position: int, wait: Mapping[str, Any], *, late: bool) -> 
 def _outcome(run: Run, task_id: str) -> dict[str, Any]:
     task = run.children.tasks[task_id]
     child = SubRun(run.engine.store, task["key"])
-    return child.outcome() if child.exists else failed_outcome(task_id, task["agent"], "The run was deleted.")
+    if not child.exists:
+        return failed_outcome(task_id, task["agent"], "The run was deleted.")
+    if task["node"] != run.body.node:
+        return child.outcome()
+    resolved = run.program.linked(task["slot"]).resolved
+    names = {"backend": resolved.backend, "selected_model": resolved.selected_model, "model_id": resolved.model_id}
+    return {**child.outcome(), "resolved": names}
 
 
 # Questions about it.
@@ -240,7 +254,7 @@ def _say(run: Run, position: int, query: SubTaskQuery) -> dict[str, str]:
         raise ToolError(text, "sub_task_max_cycles_reached", task_id=name)
     child = SubRun(run.engine.store, task["key"])
     slot = task["slot"]
-    if not child.exists or slot not in run.program.definition.capability_refs:
+    if not child.exists or task["node"] != run.body.node:  # it worked for an agent that handed over
         raise ToolError(f"Sub-task {name} session is not attached.", "sub_task_session_not_ready", task_id=name)
     start(run, position, 0, Work(
         slot, task["agent"], name, message, (child.blobs.get("work") or {}).get("exclude"), child.history(),

@@ -253,7 +253,7 @@ class Programs:
     def adopt(self, key: str, root: str) -> None:
         """A run below another one uses the live objects of that one's starter, if it is of this process."""
         with self._lock:
-            if root in self._live:
+            if root in self._live and key != root:
                 self._roots[key] = root
 
     def _stored(self, digest: str) -> Program:

@@ -13,7 +13,6 @@ from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.history import sanitized
 from vv_agent.messages import Message
 from vv_agent.results import AgentResult, AgentStatus
-from vv_agent.runtime import eventlog
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.output import agent_result
 from vv_agent.runtime.transcript import Transcript, log_entry, message_item, pack, unpack
@@ -87,11 +86,10 @@ def new_child(run: Run, position: int, index: int, work: Work, denied: Mapping[s
         "budget": run.account.for_child() if run.account is not None else {},
         "work": {"exclude": work.exclude} if work.exclude else {},
     }
-    events = eventlog.event_entries(eventlog.first_events(body, run.engine.clock(), [("agent_started", {}, {})]))
     return NewRun(
         key=child_key(run.key, run.cycle, position, index), run_id=body.run_id,
         definition=program.definition.digest, definition_body=program.definition.encode(), body=body.pack(),
-        root_key=run.head.root_key, parent_key=run.key, queue=run.head.queue, log=(log_entry(items),), events=events,
+        root_key=run.head.root_key, parent_key=run.key, queue=run.head.queue, log=(log_entry(items),),
         blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
         linked={digest: one.definition.encode() for digest, one in program.closure.items() if one is not program},
     )  # fmt: skip
