@@ -18,7 +18,7 @@ from vv_agent.dispatch.distributed import settle
 from vv_agent.errors import CheckpointError, ConfigError, RunFinished
 from vv_agent.events import ApprovalRequestedEvent, RunEvent
 from vv_agent.launch import decide, open_approvals, record_of, shown_to
-from vv_agent.result import RunResult
+from vv_agent.result import RunResult, RunState
 from vv_agent.results import AgentStatus
 from vv_agent.runtime.approval import digest_of
 from vv_agent.runtime.context import Engine
@@ -105,6 +105,8 @@ class RunHandle:
         self._engine = engine
         self._dispatcher = dispatcher
         self._feed = feed
+        self.resumer: Callable[..., RunHandle] | None = None
+        """`start_resume` of the runner that made the handle."""
         self._future: Future[RunResult] = Future()
         self._cancel = threading.Lock()
         self._cancelled = False
@@ -178,6 +180,14 @@ class RunHandle:
                 raise
             raise RunFinished(self.checkpoint_key) from None
         self._engine.keeper.poke(self.checkpoint_key)
+
+    def resume(self, state_or_token: RunState | str | None = None, payload: str | None = None) -> RunHandle:
+        """Go on with a run that waits, this one or that of a state or key, with the runner that made this handle; see
+        `Runner.start_resume`. `payload` answers its question."""
+        assert self.resumer is not None
+        if isinstance(state_or_token, RunState):
+            return self.resumer(state_or_token, input=payload)
+        return self.resumer(state_or_token or self.checkpoint_key, input=payload, store=self._engine.store)
 
     def state(self) -> RunHandleState:
         """Where the run stands now."""

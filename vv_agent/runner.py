@@ -199,6 +199,7 @@ class Runner:
         feed = WatchedFeed()
         handle = RunHandle(engine, dispatcher, head.key, head.run_id, feed)
         feed.desk = desk_for(self._default, handle, past=True)
+        handle.resumer = self.start_resume
         return handle, feed
 
     @on_class_too
@@ -334,7 +335,9 @@ class Runner:
             body = replace(body, session_id=config.session.session_id)
         new = new_run(key, body, engine, program, queue, hold=hold)
         admitted = admit_run(engine, program, new, policy)
-        return Start(engine, backend, dispatcher, admitted, config)
+        start = Start(engine, backend, dispatcher, admitted, config)
+        start.handle.resumer = self.start_resume
+        return start
 
     def _means(self, store: CheckpointStore) -> tuple[Engine, CycleDispatcher]:
         """What this process acts on runs of a store with."""

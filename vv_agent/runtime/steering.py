@@ -36,7 +36,7 @@ def steered(run: Run) -> bool:
 def skips(run: Run, position: int) -> bool:
     """Whether a steer takes the place of a call: one that nobody was asked about and that was not begun."""
     begun = approval.was_asked(run, position) or journal.operation_id(run, position) in run.journal
-    return not begun and steered(run)
+    return steered(run) and not begun
 
 
 def enter(run: Run) -> None:
@@ -45,7 +45,7 @@ def enter(run: Run) -> None:
         return
     for wire in run.words.steers:
         run.log(message_item(run.cycle, Message.from_wire(wire)))
-    run.emit("diagnostic", level="info", code="steered", details={"messages": len(run.words.steers)})
+    run.emit("diagnostic", level="info", code="run_steered", details={"messages": len(run.words.steers)})
     run.words.steers = []
 
 
