@@ -29,6 +29,10 @@ class Body:
     numbered: tuple[int, int] | None = None
     """(attempt, number of its events so far) of a cycle that was given back open: ids and order go on from there."""
     session_id: str | None = None
+    workflow_name: str | None = None
+    """Of the caller's trace."""
+    fed: int = 0
+    """Number of the last entry whose events the host's event store has."""
 
     def pack(self) -> bytes:
         return pack([getattr(self, name) for name in self.__slots__])
