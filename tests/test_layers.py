@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "vv_agent"
 LAYERS = (
     "errors settings _json _pointer _facade _loop cancellation",
-    "messages history events event_store types usage budget results tool_metadata _wire",
+    "messages history events event_store tracing types usage budget results tool_metadata _wire",
     "agent config context hooks approvals references definition definition_rules llm tools workspace sessions checkpoint",
     "prompt skills memory tools.builtin",
     "runtime",

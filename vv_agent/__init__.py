@@ -37,6 +37,7 @@ _home(
 )
 _home("vv_agent.events", "RunEvent ToolCallPlannedEvent DiagnosticEvent parse_event")
 _home("vv_agent.event_store", "RunEventStore IdempotentRunEventStore JsonlRunEventStore MemoryRunEventStore")
+_home("vv_agent.tracing", "Span TraceSink JsonlTraceExporter")
 _home("vv_agent.result", "RunResult RunState ResolvedModel")
 _home("vv_agent.definition", "RunDefinition CapabilityRef")
 _home("vv_agent.checkpoint.journal", "OperationJournalEntry OperationKind OperationState OperationError")

@@ -105,6 +105,9 @@ from vv_agent.tools.output import ToolOutput as ToolOutput
 from vv_agent.tools.policy import ApprovalPolicy as ApprovalPolicy
 from vv_agent.tools.policy import ToolPolicy as ToolPolicy
 from vv_agent.tools.registry import ToolRegistry as ToolRegistry
+from vv_agent.tracing import JsonlTraceExporter as JsonlTraceExporter
+from vv_agent.tracing import Span as Span
+from vv_agent.tracing import TraceSink as TraceSink
 from vv_agent.usage import CacheUsage as CacheUsage
 from vv_agent.usage import CacheUsageStatus as CacheUsageStatus
 from vv_agent.usage import CycleTokenUsage as CycleTokenUsage

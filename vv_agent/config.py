@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vv_agent.checkpoint.extensions import CheckpointExtension
     from vv_agent.checkpoint.reconciliation import ReconciliationProvider
     from vv_agent.context import ContextProvider
+    from vv_agent.event_store import RunEventStore
     from vv_agent.events import RunEvent
     from vv_agent.llm import ModelProvider, ModelRef, ModelSettings
     from vv_agent.messages import Message
@@ -67,6 +68,8 @@ class RunConfig:
     session: Session | None = None
     budget_limits: RunBudgetLimits | None = None
     host_cost_meter: HostCostMeter | None = None
+    event_store: RunEventStore | None = None
+    event_store_fail_closed: bool = False
     approval_provider: ApprovalProvider | None = None
     approval_broker: ApprovalBroker | None = None
     approval_timeout_seconds: float | None = None
@@ -87,6 +90,7 @@ class RunConfig:
     interruption_messages: InterruptionMessages | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     stream: Callable[[RunEvent], object] | None = None
+    tracing: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_config: CheckpointConfig | None = None
     checkpoint_key: str | None = None
     checkpoint_extensions: Sequence[CheckpointExtension] = ()
@@ -110,6 +114,7 @@ class RunConfig:
             raise ConfigError("run_config_invalid", f"approval_timeout_seconds {seconds!r} must be a number above 0")
         if self.session is not None and (isinstance(self.session, type) or not _can(self.session, "get_items")):
             raise ConfigError("session_invalid", f"{self.session!r} is no Session; use e.g. SqliteSession(path, id)")
+        object.__setattr__(self, "tracing", check_tracing(self.tracing))
         for name, method, example in _OBJECTS:
             value = getattr(self, name)
             if value is not None and (isinstance(value, type) or not _can(value, method)):
@@ -129,15 +134,39 @@ _OBJECTS = (
     ("approval_provider", "decide", "an ApprovalProvider"), ("approval_broker", "register", "an ApprovalBroker"),
     ("host_cost_meter", "read", "a HostCostMeter"), ("budget_limits", "to_wire", "RunBudgetLimits(...)"),
     ("workspace_backend", "read_bytes", "a WorkspaceBackend"),
+    ("event_store", "replay", "a RunEventStore, e.g. JsonlRunEventStore(path)"),
 )  # fmt: skip
 """Options that are objects, with a method each of them has."""
+
+
+def check_tracing(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Trace controls without what is blank; `ConfigError` for a name that is none, a wrong text or sink."""
+    known = ("sink", "trace_id", "workflow_name")
+    if not isinstance(given, Mapping) or (wrong := sorted(set(map(str, given)) - set(known))):
+        what = f"has no {wrong[0]!r}" if isinstance(given, Mapping) else f"{given!r} is no mapping"
+        raise ConfigError("run_config_invalid", f"tracing {what}; it takes {', '.join(known)}")
+    kept: dict[str, Any] = {}
+    for name in ("trace_id", "workflow_name"):
+        text = given.get(name)
+        if text is not None and not isinstance(text, str):
+            raise ConfigError("run_config_invalid", f"tracing {name} {text!r} must be a text")
+        if text and text.strip():
+            kept[name] = text.strip()
+    sink = given.get("sink")
+    sinks = tuple(sink) if isinstance(sink, list | tuple) else (sink,) if sink is not None else ()
+    for one in sinks:
+        if isinstance(one, type) or not all(_can(one, name) for name in ("on_span_start", "on_span_end", "flush")):
+            raise ConfigError(
+                "run_config_invalid", f"tracing sink {one!r} is no TraceSink; use JsonlTraceExporter(path)"
+            )
+    return kept | ({"sink": sinks} if sinks else {})
 
 
 def _can(value: object, method: str) -> bool:
     return callable(getattr(value, method, None))
 
 
-_KEYWISE = ("metadata", "shared_state")
+_KEYWISE = ("metadata", "shared_state", "tracing")
 _CONCATENATED = ("checkpoint_extensions", "context_providers")
 _OWN_RULE = ("model", "model_settings", "tool_policy")
 
@@ -158,6 +187,8 @@ def effective_config(agent: Agent, default: RunConfig | None, run: RunConfig | N
             values[item.name] = {**low, **high}
         elif item.name in _CONCATENATED:
             values[item.name] = (*low, *high)
+        elif item.name == "event_store_fail_closed":
+            values[item.name] = low or high
         elif item.name in _OWN_RULE:
             values[item.name] = high
         else:

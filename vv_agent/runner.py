@@ -34,6 +34,7 @@ from vv_agent.following import (
     in_background,
     in_thread,
     show_open_approvals,
+    tracer_of,
 )
 from vv_agent.launch import (
     admit_run,
@@ -196,7 +197,8 @@ class Runner:
 
     def _follower(self, engine: Engine, dispatcher: CycleDispatcher, head: Head) -> tuple[RunHandle, WatchedFeed]:
         """A handle on a run that is there; the runner's own approval provider is asked about what it waits for."""
-        feed = WatchedFeed()
+        body = Body.unpack(head.body, head.key)
+        feed = WatchedFeed(tracer=tracer_of(self._default, body))
         handle = RunHandle(engine, dispatcher, head.key, head.run_id, feed)
         feed.desk = desk_for(self._default, handle, past=True)
         handle.resumer = self.start_resume
@@ -314,7 +316,7 @@ class Runner:
         store = self._store(checkpoint)
         engine = process.engine_for(store, settings)
         key = validate_key(checkpoint.key) if checkpoint and checkpoint.key else f"checkpoint_{secrets.token_hex(16)}"
-        run_id, trace_id = engine.new_id("run"), engine.new_id("trace")
+        run_id, trace_id = engine.new_id("run"), config.tracing.get("trace_id") or engine.new_id("trace")
         layers = Layers(
             agent=agent, default=self._default, run=run_config, config=config, provider=self._model_provider(config),
             checkpoint=checkpoint, elsewhere=mode is ExecutionMode.DISTRIBUTED,
@@ -330,7 +332,10 @@ class Runner:
         queue = _queue(backend, settings)
         hold = dispatcher.hold_ms if queue is not None else 0
         live = live or config.approval_provider is not None or config.approval_broker is not None
-        body = Body(trace_id, run_id, agent.name, checkpointed=checkpoint is not None, live=live)
+        workflow = config.tracing.get("workflow_name")
+        body = Body(
+            trace_id, run_id, agent.name, checkpointed=checkpoint is not None, live=live, workflow_name=workflow
+        )
         if config.session is not None:
             body = replace(body, session_id=config.session.session_id)
         new = new_run(key, body, engine, program, queue, hold=hold)

@@ -38,6 +38,10 @@ class Body:
     parent: dict[str, Any] | None = None
     """Of a run below another one: the segment (`run_id`) and the call (`call_id`) that began it, its `task_id`
     and that of the other one (`above`)."""
+    workflow_name: str | None = None
+    """Of the caller's trace."""
+    fed: int = 0
+    """Number of the last entry whose events the host's event store has."""
 
     def pack(self) -> bytes:
         return pack([getattr(self, name) for name in self.__slots__])

@@ -19,7 +19,7 @@ from vv_agent.errors import CheckpointError, ConfigError
 from vv_agent.llm.client import as_model
 from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
 from vv_agent.llm.settings import ModelSettings
-from vv_agent.runtime import conversation
+from vv_agent.runtime import conversation, recording
 from vv_agent.runtime.opening import open_run
 from vv_agent.runtime.program import (
     AGENT,
@@ -154,6 +154,8 @@ def _compile(
         required_namespaces=layers.checkpoint.required_extension_namespaces if layers.checkpoint else (),
         context=config.context, opening=opening, session=config.session,
         host_cost_meter=config.host_cost_meter, links={slot: program for (slot, _), program in links.items()},
+        event_store=config.event_store,
+        event_store_fail_closed=config.event_store_fail_closed,
     )  # fmt: skip
 
 
@@ -285,6 +287,10 @@ class _Parts:
         lifted = {slot for slot in self._given if slot in _LIFTED or slot.startswith(APPROVAL_SLOT)}
         refs = {slot: ref for slot, ref in self._given.items() if slot not in lifted}
         refs |= {**self._provider_refs(), **self.linked}
+        refs |= recording.references(
+            config.event_store, self._given, closed=config.event_store_fail_closed,
+            checkpointed=self.layers.checkpoint is not None, elsewhere=self.layers.elsewhere,
+        )  # fmt: skip
         for number, tool in enumerate(self.tools):
             if (agent := agents.reference(tool, self.numbers)) is not None:
                 refs[tool_slot(number)] = agent
@@ -355,7 +361,7 @@ class _Parts:
 
 
 APPROVAL_SLOT = "tool_approval:"
-_LIFTED = frozenset({"context", "workspace", "session", "tool_policy.predicate"})
+_LIFTED = frozenset({"context", "workspace", "session", "tool_policy.predicate", recording.SLOT})
 """Slots that have fields of their own."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from vv_agent.checkpoint.reconciliation import ABORT_CODE
-from vv_agent.checkpoint.record import Commit, End, Park, ParkReason, Release
+from vv_agent.checkpoint.record import Commit, End, Park, ParkReason, Progress, Release, Then
 from vv_agent.errors import LlmError, RetryLater, SignalsWaiting
 from vv_agent.llm.base import ModelResponse
 from vv_agent.messages import Message
@@ -53,10 +53,25 @@ CommitPlan = Callable[[], Commit]
 def run_cycle(run: Run, commit: CommitPlan) -> None:
     """Carry out the open cycle and save what it came to. Raises `ClaimLost` or `StoreError` when it could not be
     saved."""
+    run.recorder.feed(run)
+    if run.head.ending and (end := run.transcript.ends.get(run.body.segment)) is not None:
+        _finish(run, Stop.of_log(end))  # all but the last save was made
+        return
     while (decision := _decided(run)) is not None:
         if _carry_out(run, decision, commit):
             return
         run.recovered = False  # what was left open is settled
+
+
+def _finish(run: Run, decision: Stop) -> None:
+    """The last save of an end whose events were to go to the host's event store first."""
+    judged = run.recorder.judge(decision)
+    assert isinstance(judged, Stop)
+    changed = [["e", run.body.segment, judged.to_log()]] if judged is not decision else ()
+    run.recorder.tell(run)
+    then = End(keep_journal=decision.error_code == ABORT_CODE)
+    run.save(then, status=judged.status.value, ending=True, durable=True, last_log=changed)
+    background.end(run.key)
 
 
 def _decided(run: Run) -> Decision | None:
@@ -116,6 +131,9 @@ def _decide(run: Run) -> Decision:
     if aborted is not None:
         return aborted
     run.observe(None)
+    if (lost := run.recorder.judge(GoOn())) != GoOn():
+        tool_calls.close_open_calls(run, "The event store of the run did not take its events.")
+        return lost
     try:
         return _advance(run)
     except Exhausted:
@@ -275,6 +293,8 @@ def _cancelled(run: Run, reason: str) -> Stop:
 def _carry_out(run: Run, decision: Decision, commit: CommitPlan) -> bool:
     """Save the decision; a signal that can still change an end is looked at first, without repeating anything. False
     when other limits have come for a run out of budget: it is decided again."""
+    run.recorder.tell(run)
+    decision = run.recorder.judge(decision)
     while True:
         decision = steering.redirected(run, decision)
         try:
@@ -321,7 +341,7 @@ def _stop(run: Run, decision: Stop, commit: CommitPlan) -> None:
     if not isinstance(then, Park) or then.commit:
         run.approvals.forget()
     run.save(
-        commit() if isinstance(then, Commit) else then,
+        _saved_as(run, then, commit),
         status=None if isinstance(then, Commit) else decision.status.value,
         ending=isinstance(then, End),
         closing=isinstance(then, Park) and not keeps,
@@ -330,8 +350,17 @@ def _stop(run: Run, decision: Stop, commit: CommitPlan) -> None:
         last_events=[terminal_event(run, decision), *handoff.completed(run, decision)],
         posts=delegation.end_posts(run, decision, ends=isinstance(then, End)),
     )
-    if isinstance(then, End):
+    if isinstance(then, End) and run.recorder.on:
+        _finish(run, decision)
+    elif isinstance(then, End):
         background.end(run.key)
+
+
+def _saved_as(run: Run, then: Park | Commit | End, commit: CommitPlan) -> Then:
+    """A run with an event store ends in two saves: the store gets the terminal event in between."""
+    if isinstance(then, Commit):
+        return commit()
+    return Progress() if isinstance(then, End) and run.recorder.on else then
 
 
 def _asks(run: Run) -> Stop:

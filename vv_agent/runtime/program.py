@@ -18,7 +18,9 @@ from vv_agent.agent import NoToolPolicy
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.definition import REDACTED, CapabilityRef, DefinedTool, RunDefinition, RuntimeControls, StaticApproval
 from vv_agent.errors import CannotServe, ConfigError, ReferenceInvalid, StoreError
+from vv_agent.event_store import open_event_store
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
+from vv_agent.runtime.recording import CLOSED_SLOT, SLOT
 from vv_agent.tool_metadata import ToolMetadata
 from vv_agent.tools import agents
 from vv_agent.tools.base import Tool
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from vv_agent.checkpoint.reconciliation import ReconciliationProvider
     from vv_agent.checkpoint.store import CheckpointStore
     from vv_agent.config import BeforeCycleMessages, InterruptionMessages
+    from vv_agent.event_store import RunEventStore
     from vv_agent.llm.base import Model
     from vv_agent.llm.reference import ModelProvider, ResolvedModelConfig
     from vv_agent.llm.settings import ModelSettings
@@ -89,6 +92,8 @@ class Program:
     opening: Opening | None = None
     """What a starter begins a run with; of no use once there is a record."""
     host_cost_meter: HostCostMeter | None = None
+    event_store: RunEventStore | None = None
+    event_store_fail_closed: bool = False
     session: Session | None = None
     load_session: Callable[[str], Session] | None = None
     """Opens the session of a stored definition by its name."""
@@ -317,6 +322,8 @@ class Programs:
             context=self._object(definition.context_ref.id) if definition.context_ref else None,
             load_session=self._session,
             load_linked=self._stored,
+            event_store=self._event_store(refs),
+            event_store_fail_closed=CLOSED_SLOT in refs,
         )
 
     def _provider(self, refs: Mapping[str, str]) -> tuple[ModelProvider, str]:
@@ -359,6 +366,13 @@ class Programs:
         except ReferenceInvalid as error:
             raise CannotServe("session_unavailable", f"the session of the run cannot be opened: {error}") from error
         return session
+
+    def _event_store(self, refs: Mapping[str, str]) -> RunEventStore | None:
+        ref = refs.get(SLOT) or refs.get(CLOSED_SLOT)
+        if ref is None:
+            return None
+        store: RunEventStore = open_event_store(ref) or self._object(ref)
+        return store
 
     def _optional(self, refs: Mapping[str, str], slot: str) -> Any:
         return self._object(refs[slot]) if slot in refs else None

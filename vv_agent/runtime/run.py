@@ -21,6 +21,7 @@ from vv_agent.runtime.lease import Hold, steady_clock
 from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.program import AGENT, Program
 from vv_agent.runtime.recipe import CycleRecipe
+from vv_agent.runtime.recording import Recorder
 from vv_agent.runtime.transcript import Transcript, Turn, log_entry, pack, unpack
 from vv_agent.workspace.filtered import DiscoveryFilteredWorkspaceBackend
 
@@ -75,6 +76,7 @@ class Run:
         self._saved_body = self.body
         self.restored = False
         """Whether extensions have their state under this claim."""
+        self.recorder = Recorder(program.event_store, closed=program.event_store_fail_closed)
         self.inbox = Inbox()
         self.inbox.take(snapshot.signals)
 
@@ -217,6 +219,7 @@ class Run:
         if saved.claim is not None:
             self.hold.claim = saved.claim
         self.inbox.take(saved.signals)
+        self.recorder.feed(self)
 
     def let_go(self) -> None:
         """Give the open cycle back as the last save left it, if the store lets us: the process was interrupted."""
