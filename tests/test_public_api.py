@@ -24,7 +24,6 @@ SESSIONS: Later = ("control", "sessions, event stores and tracing of a run are n
 STEERING: Later = ("control", "steering a run under way is not built yet")
 RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
 TOOLS: Later = ("tools", "the other tools and workspaces are not built yet")
-MEMORY: Later = ("memory", "memory is not built yet")
 SERVER: Later = ("app server", "the App Server is not built yet")
 INTERACTIVE: Later = ("control", "interactive sessions are not built yet")
 
@@ -37,12 +36,12 @@ CAPABILITIES: dict[Later, str] = {
     RUNTIME: "runtime_backend.agent_runtime runtime_backend.cycle_runner runtime_backend.tool_call_runner",
 }
 DOMAINS: dict[str, Later] = {
-    "interactive": INTERACTIVE, "app_server": SERVER, "memory": MEMORY,
+    "interactive": INTERACTIVE, "app_server": SERVER,
 }  # fmt: skip
 """Domains of which nothing is built yet."""
 SURFACES: dict[str, Later] = {
     "sub_agent_config": HANDOFFS, "interactive_session": INTERACTIVE, "interactive_client": INTERACTIVE, "app_server": SERVER,
-    "app_server_client": SERVER, "memory_provider": MEMORY, "memory_manager": MEMORY, "session_memory": MEMORY,
+    "app_server_client": SERVER,
     "tracing_span": SESSIONS, "tracing_sink": SESSIONS,
 }  # fmt: skip
 """Objects that are not built yet."""
@@ -54,7 +53,6 @@ MEMBERS: dict[Later, str] = {
     SESSIONS: "run_config.event_store run_config.event_store_fail_closed run_config.trace_sink "
     "run_config.trace_id run_config.workflow_name run_config.log_preview_chars run_config.debug_dump_dir",
     STEERING: "run_handle.steer run_handle.follow_up run_handle.resume",
-    MEMORY: "run_config.memory_providers",
 }
 
 

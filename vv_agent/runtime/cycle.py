@@ -13,7 +13,7 @@ from vv_agent.errors import LlmError, RetryLater, SignalsWaiting
 from vv_agent.llm.base import ModelResponse
 from vv_agent.messages import Message
 from vv_agent.results import AgentStatus, CompletionReason
-from vv_agent.runtime import conversation, extensions, journal, model_call, output, tool_calls
+from vv_agent.runtime import conversation, extensions, journal, memory, model_call, output, tool_calls
 from vv_agent.runtime.account import EXHAUSTED, Account, Exhausted
 from vv_agent.runtime.approval import ApprovalFailed, ApprovalNeeded, message_of
 from vv_agent.runtime.inbox import Inbox
@@ -65,6 +65,8 @@ def _decided(run: Run) -> Decision | None:
             model_call.warn_of_duplicate(run)
             model_call.reset_stream(run)
         run.save(Release())
+    except journal.GivenUp as given_up:
+        return given_up.stop
     except journal.Unresolved as unresolved:
         _park_for_reconciliation(run, unresolved)
     except StillWaiting as still:
@@ -114,6 +116,7 @@ def _advance(run: Run) -> Decision:
     _account(run, Account.begin)
     if run.turn is None:
         _account(run, Account.before_model)
+        memory.keep_within(run)
         try:
             _prepare(run)
         except Exception as error:  # the host's own function
@@ -215,6 +218,11 @@ def _model_turn(run: Run) -> Stop | None:
         try:
             response = model_call.call_model(run)
         except LlmError as error:
+            if memory.too_long(error):
+                if run.program.reconciles_models:
+                    journal.unstart_model(run)
+                memory.after_refusal(run, error)
+                continue
             if not run.program.reconciles_models:
                 raise
             if error.definite:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from vv_agent.llm.base import Model
     from vv_agent.llm.reference import ModelProvider, ResolvedModelConfig
     from vv_agent.llm.settings import ModelSettings
+    from vv_agent.memory.provider import MemoryProvider
+    from vv_agent.runtime.memory import Setup
     from vv_agent.runtime.opening import Opening
     from vv_agent.runtime.recipe import CycleRecipe
     from vv_agent.sessions.base import Session
@@ -42,6 +44,7 @@ MODEL_SLOT, PROVIDER_SLOT, BEFORE_SLOT, RECONCILE_SLOT, METER_SLOT = (
     "model", "model_provider", "before_cycle_messages", "reconciliation_provider", "host_cost_meter",
 )  # fmt: skip
 SETTINGS_PREFIX = "settings:"
+MEMORY_SLOT = "memory_provider:"
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,20 @@ class Program:
     session: Session | None = None
     load_session: Callable[[str], Session] | None = None
     """Opens the session of a stored definition by its name."""
+    provider: ModelProvider | None = None
+    """Where the models that serve memory come from."""
+    memory_providers: Sequence[MemoryProvider] = ()
 
     @cached_property
     def controls(self) -> Controls:
         return Controls.of(self.definition.runtime_controls)
+
+    @cached_property
+    def memory(self) -> Setup:
+        """How the run's messages are kept within the model's room; its models are resolved once."""
+        from vv_agent.runtime.memory import Setup
+
+        return Setup.of(self)
 
     @cached_property
     def advertised(self) -> tuple[Mapping[str, Any], ...]:
@@ -262,6 +275,10 @@ class Programs:
             host_cost_meter=self._optional(refs, METER_SLOT),
             context=self._object(definition.context_ref.id) if definition.context_ref else None,
             load_session=self._session,
+            provider=provider,
+            memory_providers=[
+                self._object(refs[slot]) for slot in sorted(refs, key=_number) if slot.startswith(MEMORY_SLOT)
+            ],
         )
 
     def _provider(self, refs: Mapping[str, str]) -> tuple[ModelProvider, str]:
@@ -308,6 +325,12 @@ class Programs:
 
     def _object(self, ref: str) -> Any:
         return references.load(ref, self.imports)
+
+
+def _number(slot: str) -> int:
+    """The number at the end of a slot."""
+    number = slot.rpartition(":")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def tool_slot(number: int) -> str:
