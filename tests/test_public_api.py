@@ -24,7 +24,6 @@ LOGS: Later = ("control", "log previews and dumps are not built yet")
 STEERING: Later = ("control", "steering a run under way is not built yet")
 RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
 TOOLS: Later = ("tools", "the other tools and workspaces are not built yet")
-MEMORY: Later = ("memory", "memory is not built yet")
 SERVER: Later = ("app server", "the App Server is not built yet")
 INTERACTIVE: Later = ("control", "interactive sessions are not built yet")
 
@@ -36,12 +35,12 @@ CAPABILITIES: dict[Later, str] = {
     RUNTIME: "runtime_backend.agent_runtime runtime_backend.cycle_runner runtime_backend.tool_call_runner",
 }
 DOMAINS: dict[str, Later] = {
-    "interactive": INTERACTIVE, "app_server": SERVER, "memory": MEMORY,
+    "interactive": INTERACTIVE, "app_server": SERVER,
 }  # fmt: skip
 """Domains of which nothing is built yet."""
 SURFACES: dict[str, Later] = {
     "sub_agent_config": HANDOFFS, "interactive_session": INTERACTIVE, "interactive_client": INTERACTIVE, "app_server": SERVER,
-    "app_server_client": SERVER, "memory_provider": MEMORY, "memory_manager": MEMORY, "session_memory": MEMORY,
+    "app_server_client": SERVER,
 }  # fmt: skip
 """Objects that are not built yet."""
 MEMBERS: dict[Later, str] = {
@@ -51,7 +50,6 @@ MEMBERS: dict[Later, str] = {
     "run_config.after_cycle_hooks run_config.interruption_messages",
     LOGS: "run_config.log_preview_chars run_config.debug_dump_dir",
     STEERING: "run_handle.steer run_handle.follow_up run_handle.resume",
-    MEMORY: "run_config.memory_providers",
 }
 
 

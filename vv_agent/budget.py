@@ -302,6 +302,10 @@ class BudgetEvaluator:
     def model_called(self, usage: TokenUsage) -> BudgetExhaustion | None:
         """llm_complete: one more cycle, and its tokens. A call is atomic, so it may overshoot once."""
         self._replace(cycles=self.usage.cycles + 1)
+        return self.tokens_used(usage)
+
+    def tokens_used(self, usage: TokenUsage) -> BudgetExhaustion | None:
+        """The tokens of a model call that is no cycle of its own: a summary, an extraction."""
         reported = usage.usage_source is not UsageSource.ACCOUNTING_MISSING
         self._add_tokens(_D.TOTAL_TOKENS, usage.total_tokens if reported else None)
         cached = usage.cache_usage.status is CacheUsageStatus.PROVIDER_REPORTED

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vv_agent.event_store import RunEventStore
     from vv_agent.events import RunEvent
     from vv_agent.llm import ModelProvider, ModelRef, ModelSettings
+    from vv_agent.memory.provider import MemoryProvider
     from vv_agent.messages import Message
     from vv_agent.sessions.base import Session
     from vv_agent.tools import ToolPolicy, ToolRegistry
@@ -56,8 +57,10 @@ class RunConfig:
     steers the run as `RunHandle.steer` does. With
     a `session` the run begins with its items (unless there are `initial_messages`) and each segment that ends adds its
     messages to it, once. `context_providers` add fragments to the system prompt, which has at most `max_context_chars`
-    code points: a fragment that would pass the limit is left out as a whole. `tool_registry_factory` is called once,
-    when the run starts, and gives the tools that stand before the agent's own (default: `build_default_registry`).
+    code points: a fragment that would pass the limit is left out as a whole. `memory_providers` see each compaction of
+    the messages; the numbers of memory stand in `metadata` (`vv_agent.memory.MemoryConfig`). `tool_registry_factory` is
+    called once, when the run starts, and gives the tools that stand before the agent's own (default:
+    `build_default_registry`).
     """
 
     model: ModelRef | str | None = None
@@ -84,6 +87,7 @@ class RunConfig:
     cancellation_token: CancellationToken | None = None
     context: Any = None
     context_providers: Sequence[ContextProvider] = ()
+    memory_providers: Sequence[MemoryProvider] = ()
     max_context_chars: int | None = None
     shared_state: Mapping[str, Any] = field(default_factory=dict)
     before_cycle_messages: BeforeCycleMessages | None = None
@@ -167,14 +171,14 @@ def _can(value: object, method: str) -> bool:
 
 
 _KEYWISE = ("metadata", "shared_state", "tracing")
-_CONCATENATED = ("checkpoint_extensions", "context_providers")
+_CONCATENATED = ("checkpoint_extensions", "context_providers", "memory_providers")
 _OWN_RULE = ("model", "model_settings", "tool_policy")
 
 
 def effective_config(agent: Agent, default: RunConfig | None, run: RunConfig | None) -> RunConfig:
     """The one table of precedence (spec/20): run, then runner default, then agent, then framework.
 
-    `metadata` and `shared_state` are merged key by key, `checkpoint_extensions` and `context_providers` appended,
+    `metadata` and `shared_state` are merged key by key, `checkpoint_extensions` and the providers appended,
     everything else is replaced as a whole. Model, model settings and tool policy follow rules of their own
     (`effective_model`, and the callers of `ModelSettings.merged` and `ToolPolicy.merged`), because the agent's and the
     provider's parts stand between the layers.

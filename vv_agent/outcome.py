@@ -25,6 +25,7 @@ from vv_agent.tracing import Span, span_id, spans
 def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...]) -> RunResult:
     """The public result of a record as it stands."""
     cached = engine.cache.take(key)
+    cached = cached if cached and cached.transcript.whole else None
     snapshot = engine.store.load(key, Seen(cached.entry_n) if cached else None)
     if snapshot is None:
         raise CheckpointError("checkpoint_not_found", f"run {key!r} was deleted")

@@ -173,7 +173,8 @@ class CheckpointStore(ABC):
     ) -> Claimed | Refused:  # fmt: skip
         """Take the open cycle of a ready run, or of a claimed one whose lease is over; never of a parked one.
 
-        Idempotent by token. `resume` counts as a recovery even when nobody held the run. The snapshot comes with it.
+        Idempotent by token. `resume` counts as a recovery even when nobody held the run. The snapshot comes with it;
+        its log begins at the last reset, if that is later than what the caller has seen.
         """
 
         def work(tx: Transaction) -> Claimed | Refused:
@@ -188,7 +189,7 @@ class CheckpointStore(ABC):
             if isinstance(answer, Refused):
                 return answer
             claim = Claim(key, cycle, token, taken.revision, taken.lease_until)
-            return Claimed(claim, _snapshot(tx, taken, seen or Seen(), before=head.revision), answer)
+            return Claimed(claim, _snapshot(tx, taken, seen or Seen(), claimed=head), answer)
 
         return self._atomically(work)
 
@@ -391,12 +392,14 @@ def already_exists(key: str) -> CheckpointError:
     )
 
 
-def _snapshot(tx: Transaction, head: Head, seen: Seen, before: int | None = None) -> Snapshot:
-    unchanged = seen.revision == (head.revision if before is None else before)
+def _snapshot(tx: Transaction, head: Head, seen: Seen, claimed: Head | None = None) -> Snapshot:
+    """What the caller has not seen; for a claim (`claimed`: the head before it) only what it takes to go on."""
+    unchanged = seen.revision == (claimed or head).revision
+    after = max(seen.entries, head.log_from) if claimed else seen.entries
     journal = tx.journal(head.key)
     return Snapshot(
         head=head,
-        log=tuple(tx.entries(head.key, seen.entries, None, EntryKind.LOG)) if head.entry_n > seen.entries else (),
+        log=tuple(tx.entries(head.key, after, None, EntryKind.LOG)) if head.entry_n > after else (),
         blobs=None if unchanged else tx.blobs(head.key),
         journal=msgpack.unpackb(journal) if journal else {},
         signals=tuple(tx.signals(head.key)) if head.signal_n else (),

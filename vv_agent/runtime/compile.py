@@ -19,12 +19,14 @@ from vv_agent.errors import CheckpointError, ConfigError
 from vv_agent.llm.client import as_model
 from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
 from vv_agent.llm.settings import ModelSettings
+from vv_agent.memory.config import METADATA_NAMES, MemoryConfig
 from vv_agent.runtime import conversation, recording
 from vv_agent.runtime.opening import open_run
 from vv_agent.runtime.program import (
     AGENT,
     BEFORE_SLOT,
     INTERRUPT_SLOT,
+    MEMORY_SLOT,
     METER_SLOT,
     MODEL_SLOT,
     PROVIDER_SLOT,
@@ -156,6 +158,7 @@ def _compile(
         host_cost_meter=config.host_cost_meter, links={slot: program for (slot, _), program in links.items()},
         event_store=config.event_store,
         event_store_fail_closed=config.event_store_fail_closed,
+        provider=layers.provider, memory_providers=config.memory_providers,
     )  # fmt: skip
 
 
@@ -227,12 +230,13 @@ class _Parts:
 
     def _controls(self) -> dict[str, Any]:
         agent, config = self.layers.agent, self.layers.config
+        memory = MemoryConfig.from_metadata(config.metadata)
         return {
             "max_cycles": config.max_cycles,
             "max_handoffs": config.max_handoffs,
             "no_tool_policy": str(config.no_tool_policy),
-            "memory_compact_threshold": 250_000,
-            "memory_threshold_percentage": 90,
+            "memory_compact_threshold": memory.compact_threshold,
+            "memory_threshold_percentage": memory.warning_threshold_percentage,
             "allow_interruption": True,
             "native_multimodal": self.resolved.native_multimodal,
             "tool_use_behavior": agent.tool_use_behavior,
@@ -300,7 +304,7 @@ class _Parts:
             if (named := self._name(slot, obj)) is not None:
                 refs[slot] = named
         if (
-            config.metadata.keys() - KNOWN_METADATA - {AVAILABLE}
+            config.metadata.keys() - KNOWN_METADATA - METADATA_NAMES - {AVAILABLE}
             and self.layers.checkpoint
             and not self.layers.above
             and "behavior_affecting_run_metadata" not in refs
@@ -318,6 +322,7 @@ class _Parts:
         agent, config = self.layers.agent, self.layers.config
         yield "agent.instructions", agent.instructions if callable(agent.instructions) else None
         yield from ((f"context_provider:{n}", provider) for n, provider in enumerate(config.context_providers))
+        yield from ((f"{MEMORY_SLOT}{n}", provider) for n, provider in enumerate(config.memory_providers))
         yield BEFORE_SLOT, config.before_cycle_messages
         yield INTERRUPT_SLOT, config.interruption_messages
         yield RECONCILE_SLOT, config.reconciliation_provider

@@ -20,6 +20,7 @@ from vv_agent.runtime import (
     extensions,
     handoff,
     journal,
+    memory,
     model_call,
     output,
     steering,
@@ -91,6 +92,8 @@ def _decided(run: Run) -> Decision | None:
             model_call.warn_of_duplicate(run)
             model_call.reset_stream(run)
         run.save(Release())
+    except journal.GivenUp as given_up:
+        return given_up.stop
     except journal.Unresolved as unresolved:
         _park_for_reconciliation(run, unresolved)
     except StillWaiting as still:
@@ -147,6 +150,7 @@ def _advance(run: Run) -> Decision:
     _account(run, Account.begin)
     if run.turn is None:
         _account(run, Account.before_model)
+        memory.keep_within(run)
         try:
             _prepare(run)
         except Exception as error:  # the host's own function
@@ -218,7 +222,12 @@ def _waits_for(run: Run) -> ParkReason | None:
 def _next_segment(run: Run, said: Message | None) -> None:
     segment = run.body.segment + 1
     run.body = replace(
-        run.body, segment=segment, first_cycle=run.cycle, run_id=run.engine.new_id("run"), observation=None
+        run.body,
+        segment=segment,
+        first_cycle=run.cycle,
+        run_id=run.engine.new_id("run"),
+        observation=None,
+        came_from=None,
     )
     run.log(["s", segment] if said is None else ["i", segment, said.to_wire()])
     run.emit("run_started", refs={"input": ("input", segment)}, input=run.transcript.inputs[segment])
@@ -257,6 +266,11 @@ def _model_turn(run: Run) -> Stop | None:
         try:
             response = model_call.call_model(run)
         except LlmError as error:
+            if memory.too_long(error):
+                if run.program.reconciles_models:
+                    journal.unstart_model(run)
+                memory.after_refusal(run, error)
+                continue
             if not run.program.reconciles_models:
                 raise
             if error.definite:

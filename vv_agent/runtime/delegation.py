@@ -282,7 +282,10 @@ def end_posts(run: Run, decision: Stop, *, ends: bool) -> list[tuple[str, Signal
 def terminal_event(run: Run, decision: Stop) -> Emitted:
     """The event that ends a run below another one."""
     parent, segment = run.body.parent or {}, run.body.segment
-    turns = [turn for cycle, turn in sorted(run.transcript.turns.items()) if cycle >= run.body.first_cycle]
+    known = run.transcript.turns
+    if not run.transcript.whole:  # a reset of the log left some behind
+        known = {**SubRun(run.engine.store, run.key).transcript.turns, **known}
+    turns = [turn for cycle, turn in sorted(known.items()) if cycle >= run.body.first_cycle]
     metadata: dict[str, Any] = {"cycles": len(turns)}
     failed = decision.status not in (AgentStatus.COMPLETED, AgentStatus.WAIT_USER)
     if failed:

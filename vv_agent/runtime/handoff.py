@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from vv_agent.history import sanitized
 from vv_agent.messages import Message
 from vv_agent.results import AgentStatus
 from vv_agent.runtime import output
-from vv_agent.runtime.eventlog import Emitted, Origin
+from vv_agent.runtime.eventlog import Emitted
 from vv_agent.runtime.output import Decision, Stop
 from vv_agent.runtime.program import tool_slot
 from vv_agent.runtime.run import Run
@@ -42,7 +43,10 @@ def take_over(run: Run) -> bool:
     source = run.origin._replace(cycle_index=run.body.index(cycle))
     run.denied = denials(run)
     segment = run.body.segment + 1
-    came_from = {**source._asdict(), "cycle": cycle, "position": position}
+    came_from = {
+        **source._asdict(), "cycle": cycle, "position": position, "to": said["handoff_to"],
+        "call_id": run.transcript.turns[cycle].call(position).id,
+    }  # fmt: skip
     run.body = replace(
         run.body, segment=segment, first_cycle=run.cycle, run_id=run.engine.new_id("run"), observation=None,
         node=end["to"], handoffs=run.body.handoffs + 1, came_from=came_from, agent=said["handoff_to"],
@@ -50,7 +54,8 @@ def take_over(run: Run) -> bool:
     run.use_agent()
     opening = [message.to_wire() for message in _opening(run)]
     run.log(["i", segment, Message("user", said["handoff_input"]).to_wire(), opening])
-    run.emit("handoff_started", _refs(cycle, position, {}), source, **_fields(run, source, said), status="started")
+    refs, fields = _shown(came_from, said, {})
+    run.emit("handoff_started", refs, source, **fields, status="started")
     run.emit("run_started", refs={"input": ("input", segment)}, input=said["handoff_input"])
     run.emit("agent_started")
     return True
@@ -62,16 +67,14 @@ def completed(run: Run, decision: Stop) -> list[Emitted]:
     if came_from is None:
         return []
     source = run.origin._replace(**{name: came_from[name] for name in ("run_id", "agent", "cycle_index")})
-    cycle, position = came_from["cycle"], came_from["position"]
-    said = run.transcript.turns[cycle].results[position]["metadata"]
+    turn = run.transcript.turns.get(came_from["cycle"])  # a reset of the log may have left it behind
+    said = turn.results[came_from["position"]]["metadata"] if turn is not None else {"mode": "handoff"}
     more: dict[str, Any] = {"chain_continues": decision.to is not None}
     if decision.error is not None:
         more["error"] = decision.error
-    fields = _fields(run, source, said) | {"metadata": {**said, **more}}
-    return [run.number(
-        "handoff_completed", _refs(cycle, position, more), source, **fields,
-        status=decision.status.value, child_run_id=run.body.run_id,
-    )]  # fmt: skip
+    refs, fields = _shown(came_from, said, more)
+    ended = {"status": decision.status.value, "child_run_id": run.body.run_id}
+    return [run.number("handoff_completed", refs, source, **fields, **ended)]
 
 
 def denials(run: Run) -> dict[str, Any]:
@@ -90,13 +93,12 @@ def _opening(run: Run) -> list[Message]:
     return [*([Message("system", prompt)] if prompt else []), *before]
 
 
-def _refs(cycle: int, position: int, more: dict[str, Any]) -> dict[str, list[Any]]:
-    return {"metadata": ["handoff", cycle, position, more]}
-
-
-def _fields(run: Run, source: Origin, said: dict[str, Any]) -> dict[str, Any]:
-    cycle, position = (run.body.came_from or {})["cycle"], (run.body.came_from or {})["position"]
-    call = run.transcript.turns[cycle].call(position)
-    return {
-        "source_agent": source.agent, "target_agent": said["handoff_to"], "tool_call_id": call.id, "metadata": said,
+def _shown(
+    came_from: Mapping[str, Any], said: Mapping[str, Any], more: Mapping[str, Any]
+) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """References and fields of an event about a hand-off: what its call said stands in the log."""
+    refs = {"metadata": ["handoff", came_from["cycle"], came_from["position"], more]}
+    return refs, {
+        "source_agent": came_from["agent"], "target_agent": came_from["to"], "tool_call_id": came_from["call_id"],
+        "metadata": {**said, **more},
     }  # fmt: skip

@@ -112,7 +112,9 @@ def usage_of(turn: Turn) -> TokenUsage:
     return normalize_token_usage(turn.usage, turn.usage_source, turn.cache_status)
 
 
-def cycle_record(turn: Turn, first_cycle: int, asked: Mapping[int, dict[str, Any]]) -> CycleRecord:
+def cycle_record(
+    turn: Turn, first_cycle: int, asked: Mapping[int, dict[str, Any]], compacted: bool = False
+) -> CycleRecord:
     """One cycle in its public form; `asked` are the results that stand in for calls that wait."""
     results = {**asked, **turn.results}
     return CycleRecord(
@@ -120,7 +122,7 @@ def cycle_record(turn: Turn, first_cycle: int, asked: Mapping[int, dict[str, Any
         assistant_message=turn.message.content,
         tool_calls=tuple(CycleToolCall(id=c.id, name=c.name, arguments=_object(c)) for c in turn.calls),
         tool_results=tuple(ToolExecutionResult.from_wire(results[p]) for p in range(len(turn.calls)) if p in results),
-        memory_compacted=False,
+        memory_compacted=compacted,
         token_usage=usage_of(turn),
     )
 
@@ -138,8 +140,20 @@ def agent_result(head: Head, body: Body, transcript: Transcript, blobs: Mapping[
     segment; a call that waits for an approval has a result that says so."""
     budget, asked = blobs.get("budget") or {}, _asked(transcript, head, blobs.get("approvals") or {})
     turns = [turn for cycle, turn in sorted(transcript.turns.items()) if body.first_cycle <= cycle < _committed(head)]
-    records = [cycle_record(turn, body.first_cycle, asked if turn.cycle == head.cycle else {}) for turn in turns]
-    usage = aggregate([CycleTokenUsage(cycle_index=r.index, usage=r.token_usage) for r in records])
+    records = [
+        cycle_record(
+            turn, body.first_cycle, asked if turn.cycle == head.cycle else {}, turn.cycle in transcript.compactions
+        )
+        for turn in turns
+    ]
+    usage = aggregate([
+        *(CycleTokenUsage(cycle_index=r.index, usage=r.token_usage) for r in records),
+        *(
+            CycleTokenUsage(cycle_index=body.index(cycle), usage=normalize_token_usage(*reported))
+            for cycle, *reported in transcript.asides
+            if body.first_cycle <= cycle < _committed(head)
+        ),
+    ])  # fmt: skip
     end = transcript.ends.get(body.segment, {})
     waits = head.reason is ParkReason.APPROVAL and not end
     status = AgentStatus.WAIT_USER if waits else AgentStatus(end.get("status", head.status))

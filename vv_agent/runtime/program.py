@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from vv_agent.llm.base import Model
     from vv_agent.llm.reference import ModelProvider, ResolvedModelConfig
     from vv_agent.llm.settings import ModelSettings
+    from vv_agent.memory.provider import MemoryProvider
+    from vv_agent.runtime.memory import Setup
     from vv_agent.runtime.opening import Opening
     from vv_agent.runtime.recipe import CycleRecipe
     from vv_agent.sessions.base import Session
@@ -51,6 +53,7 @@ FAULT_PREFIX = "fault:"
 AGENT, SUB_AGENT, AGENT_TOOL = "agent:", "sub_agent:", "agent_tool:"
 """Slots of other agents: whom a run may be handed to (by number, 0 is the one that begins), whom it may give work, and
 whom its tools stand for. The reference says which definition, its version what the agent (or the tool) is called."""
+MEMORY_SLOT = "memory_provider:"
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,20 @@ class Program:
     """Other agents of the run by their slot, of a starter: whom it may be handed to, and whom it may give work."""
     load_linked: Callable[[str], Program] | None = None
     """Gives the program of a stored definition by its digest."""
+    provider: ModelProvider | None = None
+    """Where the models that serve memory come from."""
+    memory_providers: Sequence[MemoryProvider] = ()
 
     @cached_property
     def controls(self) -> Controls:
         return Controls.of(self.definition.runtime_controls)
+
+    @cached_property
+    def memory(self) -> Setup:
+        """How the run's messages are kept within the model's room; its models are resolved once."""
+        from vv_agent.runtime.memory import Setup
+
+        return Setup.of(self)
 
     @cached_property
     def advertised(self) -> tuple[Mapping[str, Any], ...]:
@@ -324,6 +337,10 @@ class Programs:
             load_linked=self._stored,
             event_store=self._event_store(refs),
             event_store_fail_closed=CLOSED_SLOT in refs,
+            provider=provider,
+            memory_providers=[
+                self._object(refs[slot]) for slot in sorted(refs, key=_number) if slot.startswith(MEMORY_SLOT)
+            ],
         )
 
     def _provider(self, refs: Mapping[str, str]) -> tuple[ModelProvider, str]:
@@ -379,6 +396,12 @@ class Programs:
 
     def _object(self, ref: str) -> Any:
         return references.load(ref, self.imports)
+
+
+def _number(slot: str) -> int:
+    """The number at the end of a slot."""
+    number = slot.rpartition(":")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def tool_slot(number: int) -> str:

@@ -46,7 +46,9 @@ class Run:
         self.recovered = claimed.recovered
         self.body = Body.unpack(self.head.body, self.head.key)
         self.program = program
-        self.transcript = cached.transcript if cached else Transcript()
+        known = cached.entry_n if cached else 0
+        whole = self.head.log_from <= known  # else the log begins at a reset
+        self.transcript = cached.transcript if cached and whole else Transcript(whole=whole)
         for entry in snapshot.log:
             self.transcript.extend(entry.seq, entry.body)
         blobs = snapshot.blobs if snapshot.blobs is not None else (cached.blobs if cached else {})
@@ -117,8 +119,11 @@ class Run:
 
     def emit(self, event_type: str, refs: Refs | None = None, origin: Origin | None = None, **fields: Any) -> None:
         """Make an event: shown at once, stored with the next save (live text is only shown)."""
-        emitted = self.number(event_type, refs, origin, **fields)
-        if event_type not in LIVE_ONLY:
+        self.tell(self.number(event_type, refs, origin, **fields))
+
+    def tell(self, emitted: Emitted) -> None:
+        """Show a numbered event, and store it with the next save."""
+        if emitted.type not in LIVE_ONLY:
             self._events.append(emitted)
         self._show(emitted)
 
@@ -185,12 +190,14 @@ class Run:
             self.body = replace(self.body, numbered=numbered)
         body = None if self.body is self._saved_body else self.body.pack()
         changed = self._changed_blobs()
+        entry = log_entry(log) if log else b""
         change = Change(
             number=self._saves + 1,
             then=then,
             body=body,
             status=status,
-            log=(log_entry(log),) if log else (),
+            log=(entry,) if entry else (),
+            resets=any(item[0] == "r" for item in log),
             events=event_entries(events),
             blobs=changed,
             journal=self._journal_changes,
@@ -233,6 +240,7 @@ class Run:
 
     def _saved(self, change: Change, head: Head) -> None:
         self.transcript.entry_n = head.entry_n
+        self.transcript.read_bytes = sum(map(len, change.log)) + (0 if change.resets else self.transcript.read_bytes)
         committed = head.cycle != self.head.cycle
         self.head = head
         self._saved_body = self.body
@@ -252,6 +260,18 @@ class Run:
         if committed or isinstance(change.then, Commit | End):
             self.journal = {}
             self._n = 0
+
+    def all_said(self) -> Transcript:
+        """A transcript with all messages of the segment; read again if a compaction stands between."""
+        if self.transcript.knows(self.body.segment):
+            return self.transcript
+        snapshot = patiently(lambda: self.engine.store.load(self.key))
+        read = Transcript()
+        for entry in snapshot.log if snapshot else ():
+            read.extend(entry.seq, entry.body)
+        for item in self._log:
+            read.add(item)
+        return read
 
     def remember(self) -> None:
         """Keep what was decoded for this process's next claim on the run."""
