@@ -57,7 +57,7 @@ _home("vv_agent.sessions.base", "Session SessionAppendOutcome SessionItem Sessio
 _home("vv_agent.sessions.memory", "MemorySession MemorySessionStore")
 _home("vv_agent.sessions.sql", "SqliteSession SqliteSessionStore SqlSessionStore")
 _home("vv_agent.sessions.redis", "RedisSession RedisSessionStore")
-_home("vv_agent.agent", "Agent NoToolPolicy RunContext")
+_home("vv_agent.agent", "Agent Handoff NoToolPolicy RunContext SubAgentConfig handoff")
 _home("vv_agent.context", "ContextFragment ContextProvider ContextRequest")
 _home("vv_agent.config", "RunConfig ExecutionMode")
 _home("vv_agent.run_handle", "RunHandle RunHandleState RunHandleStatus")

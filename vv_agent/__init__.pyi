@@ -1,8 +1,11 @@
 """Types of the front door, whose names are loaded when first used; `tests/unit/test_front_door.py` compares them."""
 
 from vv_agent.agent import Agent as Agent
+from vv_agent.agent import Handoff as Handoff
 from vv_agent.agent import NoToolPolicy as NoToolPolicy
 from vv_agent.agent import RunContext as RunContext
+from vv_agent.agent import SubAgentConfig as SubAgentConfig
+from vv_agent.agent import handoff as handoff
 from vv_agent.approvals import ApprovalAction as ApprovalAction
 from vv_agent.approvals import ApprovalBroker as ApprovalBroker
 from vv_agent.approvals import ApprovalDecision as ApprovalDecision

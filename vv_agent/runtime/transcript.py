@@ -93,6 +93,8 @@ class Turn:
     finish_reason: str
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
+    answered: int = 0
+    """Calls from the first one on whose results the model can read."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -172,8 +174,7 @@ class Transcript:
                 self.prepared.add(cycle)
             case ["t", cycle, position, result, *reason]:
                 self.turns[cycle].take(position, result, *reason)
-                message = tool_message(result)
-                self._append(message.to_wire(), message)
+                self._answer(self.turns[cycle])
             case ["p", cycle, position]:
                 self._append(picture(self.turns[cycle].results[position]).to_wire())
             case ["c" | "e", segment, end]:
@@ -195,6 +196,13 @@ class Transcript:
                 self._reset(cycle, kept)
             case _:
                 raise StoreError("store_corrupt", f"the log holds an unknown item {item[:1]!r}")
+
+    def _answer(self, turn: Turn) -> None:
+        """The model reads results in the order of its calls, whichever is there first."""
+        while (result := turn.results.get(turn.answered)) is not None:
+            turn.answered += 1
+            message = tool_message(result)
+            self._append(message.to_wire(), message)
 
     def _turn(self, wire: Mapping[str, Any], turn: Turn) -> None:
         if turn.usage:
