@@ -36,13 +36,10 @@ WITHOUT_CYCLE = frozenset(
         "session_persisted",
         "sub_run_started",
         "sub_run_completed",
-        "run_completed",
-        "run_failed",
-        "run_cancelled",
         "run_state_changed",
     }
 )
-"""Types that belong to the run, not to a cycle of it."""
+"""Types that belong to the run, not to a cycle of it; an end tells in which cycle it came."""
 LIVE_ONLY = frozenset({"assistant_delta", "reasoning_delta", "model_tool_call_started", "model_tool_call_progress"})
 """Types that are never stored: their text stands in the log once the model call is done."""
 Refs = Mapping[str, Sequence[Any]]
