@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vv_agent.checkpoint.record import Progress
 from vv_agent.errors import ClaimLost, LlmError
-from vv_agent.llm.base import ModelRequest
+from vv_agent.llm.base import ModelRequest, ModelResponse
 from vv_agent.memory import stages
 from vv_agent.memory.config import Capacity, MemoryConfig, capacity
 from vv_agent.memory.manager import DROP_STEP, Compaction, MemoryManager
@@ -216,13 +216,26 @@ class _Pass:
     def _ask(self, slot: str, route: Route, messages: Sequence[Message]) -> str | None:
         """The answer of a model beside the turns; None when there is none to be had: memory does without it."""
         run, slot = self.run, f"{slot}:{self.stage}"
-        known = journal.settle_aside(run, slot)
-        if isinstance(known, Stop):
-            raise journal.GivenUp(known)
-        if known is not None:
-            self._receive(slot, (known.get("token_usage") or {}).get("provider_usage"), None, None)
-            return str(known.get("content", ""))
-        strict = run.program.reconciles_models
+        response = None
+        try:
+            while response is None:
+                known = journal.settle_aside(run, slot)
+                if isinstance(known, Stop):
+                    raise journal.GivenUp(known)
+                if known is not None:
+                    self._receive(slot, (known.get("token_usage") or {}).get("provider_usage"), None, None)
+                    return str(known.get("content", ""))
+                response = self._called(slot, route, messages)
+        except LlmError as error:
+            details = {"operation": slot, "error": error.message}
+            run.emit("diagnostic", level="warning", code="memory_model_failed", details=details)
+            return None
+        self._receive(slot, response.usage.raw, response.usage.source, response.usage.cache_status)
+        return response.content
+
+    def _called(self, slot: str, route: Route, messages: Sequence[Message]) -> ModelResponse | None:
+        """What the model says; None when that was lost and somebody else has to say what becomes of it."""
+        run, strict = self.run, self.run.program.reconciles_models
         if strict:
             journal.start_model(run, slot)
         metadata = {"run_id": run.body.run_id, "trace_id": run.body.trace_id, "cycle_index": run.index, "purpose": slot}
@@ -230,18 +243,14 @@ class _Pass:
             route.resolved.model_id, messages, settings=route.settings, turn=run.transcript.turn_n, metadata=metadata
         )
         try:
-            response = model_call.call_aside(run, slot, route.model, request)
+            return model_call.call_aside(run, slot, route.model, request)
         except LlmError as error:
-            if strict and not error.definite:
-                journal.doubt_model(run, slot)
-                return self._ask(slot.partition(":")[0], route, messages)
-            if strict:
+            if strict and error.definite:
                 journal.unstart_model(run, slot)
-            details = {"operation": slot, "error": error.message}
-            run.emit("diagnostic", level="warning", code="memory_model_failed", details=details)
-            return None
-        self._receive(slot, response.usage.raw, response.usage.source, response.usage.cache_status)
-        return response.content
+            elif strict:
+                journal.doubt_model(run, slot)
+                return None
+            raise
 
     def _receive(self, slot: str, usage: Any, source: str | None, cache: str | None) -> None:
         raw = storable(usage) if isinstance(usage, Mapping) else None
