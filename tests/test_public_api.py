@@ -25,7 +25,6 @@ RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
 TOOLS: Later = ("tools", "the other tools and workspaces are not built yet")
 MEMORY: Later = ("memory", "memory is not built yet")
 SERVER: Later = ("app server", "the App Server is not built yet")
-INTERACTIVE: Later = ("control", "interactive sessions are not built yet")
 
 CAPABILITIES: dict[Later, str] = {
     HANDOFFS: "agent.sub_agent_config agent.handoff agent.background_task",
@@ -33,14 +32,14 @@ CAPABILITIES: dict[Later, str] = {
     "run_config.after_cycle_decision run_config.after_cycle_action run_config.native_cycle_outcome "
     "run_config.native_cycle_outcome_kind",
     SESSIONS: "tracing.span tracing.sink tracing.jsonl_exporter",
-    RUNTIME: "runtime_backend.agent_runtime runtime_backend.cycle_runner runtime_backend.tool_call_runner",
+    RUNTIME: "runtime_backend.cycle_runner runtime_backend.tool_call_runner",
 }
 DOMAINS: dict[str, Later] = {
-    "interactive": INTERACTIVE, "app_server": SERVER, "memory": MEMORY,
+    "app_server": SERVER, "memory": MEMORY,
 }  # fmt: skip
 """Domains of which nothing is built yet."""
 SURFACES: dict[str, Later] = {
-    "sub_agent_config": HANDOFFS, "interactive_session": INTERACTIVE, "interactive_client": INTERACTIVE, "app_server": SERVER,
+    "sub_agent_config": HANDOFFS, "app_server": SERVER,
     "app_server_client": SERVER, "memory_provider": MEMORY, "memory_manager": MEMORY, "session_memory": MEMORY,
     "tracing_span": SESSIONS, "tracing_sink": SESSIONS,
 }  # fmt: skip
