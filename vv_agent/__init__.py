@@ -59,9 +59,15 @@ _home("vv_agent.sessions.sql", "SqliteSession SqliteSessionStore SqlSessionStore
 _home("vv_agent.sessions.redis", "RedisSession RedisSessionStore")
 _home("vv_agent.agent", "Agent Handoff NoToolPolicy RunContext SubAgentConfig handoff")
 _home("vv_agent.context", "ContextFragment ContextProvider ContextRequest")
-_home("vv_agent.config", "RunConfig ExecutionMode")
+_home("vv_agent.config", "RunConfig ExecutionMode build_vv_llm_from_local_settings")
 _home("vv_agent.run_handle", "RunHandle RunHandleState RunHandleStatus")
 _home("vv_agent.runner", "Runner ConfiguredRunner")
+_home(
+    "vv_agent.interactive",
+    "AgentSession AgentSessionEvent AgentSessionEventGapError AgentSessionOptions AgentSessionState "
+    "InteractiveAgentClient",
+)
+_home("vv_agent.agent_runtime", "AgentRuntime AgentTask RuntimeRunControls")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from vv_agent.event_store import RunEventStore
     from vv_agent.events import RunEvent
     from vv_agent.llm import ModelProvider, ModelRef, ModelSettings
+    from vv_agent.llm.provider import VvLlmClient
+    from vv_agent.llm.reference import ResolvedModelConfig
     from vv_agent.memory.provider import MemoryProvider
     from vv_agent.messages import Message
     from vv_agent.sessions.base import Session
@@ -218,3 +220,16 @@ def effective_model(agent: Agent, default: RunConfig | None, run: RunConfig | No
         return agent.model
     replaced = run is not None and run.model_provider is not None
     return None if replaced or default is None else default.model
+
+
+def build_vv_llm_from_local_settings(
+    path: str | Path, backend: str, model: str, timeout_seconds: float = 90.0
+) -> tuple[VvLlmClient, ResolvedModelConfig]:
+    """A client of a settings file and the model it serves, for `AgentRuntime`. `SettingsError` if the file or the model
+    is wrong; `timeout_seconds` is how long the model may be silent."""
+    from vv_agent.llm.provider import VvLlmModelProvider
+    from vv_agent.llm.reference import ModelRef
+
+    provider = VvLlmModelProvider.from_settings_file(path, timeout_seconds=timeout_seconds)
+    resolved = provider.resolve(ModelRef.backend(backend, model))
+    return provider.client(resolved), resolved

@@ -120,7 +120,7 @@ class Runner:
         A failed model is a failed result, not an exception. Raised are `ConfigError` and `CheckpointError` (nothing
         ran then) and `StoreError` (the run is as its last save left it; make the same call again).
         """
-        start = self._prepare(agent, input, run_config)
+        start = self.prepare(agent, input, run_config)
         start.begin(in_caller=True)
         return start.handle.result()
 
@@ -131,7 +131,7 @@ class Runner:
         A run of this process calls asynchronous tools on the awaiting loop, so that they may use what belongs to it.
         When the await is cancelled, such a run is cancelled; a distributed run goes on.
         """
-        start = await in_thread(lambda: self._prepare(agent, input, run_config))
+        start = await in_thread(lambda: self.prepare(agent, input, run_config))
         start.begin(loop=asyncio.get_running_loop())
         try:
             return await start.handle
@@ -143,7 +143,7 @@ class Runner:
     @on_class_too
     def start(self, agent: Agent, input: str, *, run_config: RunConfig | None = None) -> RunHandle:  # noqa: A002
         """Begin a run in the background; the handle gives its events and result."""
-        start = self._prepare(agent, input, run_config, live=True)
+        start = self.prepare(agent, input, run_config, live=True)
         start.begin()
         return start.handle
 
@@ -157,7 +157,7 @@ class Runner:
     ) -> Iterator[RunEvent]:
         """The events of a run as they happen; ends with the run. Leaving the iteration early cancels a run of this
         process."""
-        start = self._prepare(agent, input, run_config, live=True)
+        start = self.prepare(agent, input, run_config, live=True)
         start.begin()
         try:
             yield from start.handle.events()
@@ -175,7 +175,7 @@ class Runner:
         run_config: RunConfig | None = None,
     ) -> AsyncIterator[RunEvent]:
         """`stream_sync` for `async for`."""
-        start = await in_thread(lambda: self._prepare(agent, input, run_config, live=True))
+        start = await in_thread(lambda: self.prepare(agent, input, run_config, live=True))
         start.begin(loop=asyncio.get_running_loop())
         try:
             async for event in start.handle.events():
@@ -303,8 +303,8 @@ class Runner:
             in_background(lambda: handle.finish(work))
         return handle
 
-    def _prepare(self, agent: Agent, text: str, run_config: RunConfig | None, *, live: bool = False) -> Start:
-        """Compile, and create the record or find the one to go on with."""
+    def prepare(self, agent: Agent, text: str, run_config: RunConfig | None, *, live: bool = False) -> Start:
+        """Compile, and create the record or find the one to go on with. For this package: it begins when told."""
         if not isinstance(agent, Agent):
             raise ConfigError("run_config_invalid", f"a run needs an Agent, not {type(agent).__name__}")
         if not isinstance(text, str):

@@ -188,18 +188,23 @@ def answer_signal(signal_id: str, text: str) -> Signal:
 
 def steer_signal(signal_id: str, text: str) -> Signal:
     """A message that enters before the next model call. `message_empty` for a blank one."""
-    return Signal(signal_id, "steer", _said(text))
+    return Signal(signal_id, "steer", _message(text))
 
 
 def follow_up_signal(signal_id: str, text: str) -> Signal:
     """The input of another segment, once the run would have ended. `message_empty` for a blank one."""
-    return Signal(signal_id, "follow_up", _said(text))
+    return Signal(signal_id, "follow_up", _message(text))
 
 
-def _said(text: str) -> bytes:
+def said(text: str) -> str:
+    """A text that says something; `message_empty` for any other."""
     if not isinstance(text, str) or not text.strip():
         raise ConfigError("message_empty", f"a run cannot be told {text!r}; give a text that says something")
-    return pack({"message": Message("user", clean(text)).to_wire()})
+    return clean(text)
+
+
+def _message(text: str) -> bytes:
+    return pack({"message": Message("user", said(text)).to_wire()})
 
 
 def approval_signal(request_id: str, decision: ApprovalDecision, digest: str) -> Signal:
