@@ -56,6 +56,12 @@ _home("vv_agent.sessions.base", "Session SessionAppendOutcome SessionItem Sessio
 _home("vv_agent.sessions.memory", "MemorySession MemorySessionStore")
 _home("vv_agent.sessions.sql", "SqliteSession SqliteSessionStore SqlSessionStore")
 _home("vv_agent.sessions.redis", "RedisSession RedisSessionStore")
+_home(
+    "vv_agent.hooks",
+    "RuntimeHook BeforeLlmPatch BeforeToolCallPatch AfterCycleHook AfterCycleSnapshot AfterCycleDecision "
+    "AfterCycleAction NativeCycleOutcome NativeCycleOutcomeKind InputGuardrail OutputGuardrail GuardrailResult "
+    "OutputValidation OutputValidationContext OutputValidationResult OutputRepairRequest",
+)
 _home("vv_agent.agent", "Agent NoToolPolicy RunContext")
 _home("vv_agent.context", "ContextFragment ContextProvider ContextRequest")
 _home("vv_agent.config", "RunConfig ExecutionMode")

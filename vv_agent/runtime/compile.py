@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from vv_agent.context import ContextRequest
 from vv_agent.definition import CapabilityRef, RunDefinition
 from vv_agent.definition_rules import normalised, stable_ref
 from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.hooks import Hooks, hooks_of, output_schema
 from vv_agent.llm.client import as_model
 from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
 from vv_agent.llm.settings import ModelSettings
 from vv_agent.runtime import conversation
+from vv_agent.runtime.hooks import code_of, plain_refs
 from vv_agent.runtime.opening import open_run
 from vv_agent.runtime.program import (
     BEFORE_SLOT,
@@ -103,7 +106,7 @@ def compile_run(
         extensions=config.checkpoint_extensions,
         required_namespaces=layers.checkpoint.required_extension_namespaces if layers.checkpoint else (),
         context=config.context, opening=opening, session=config.session,
-        host_cost_meter=config.host_cost_meter,
+        host_cost_meter=config.host_cost_meter, hooks=parts.hooks,
     )  # fmt: skip
 
 
@@ -121,6 +124,10 @@ class _Parts:
     schemas: Mapping[str, dict[str, Any]]
     """By name, those that are shown instead of the tools' own."""
     files: WorkspaceBackend
+
+    @cached_property
+    def hooks(self) -> Hooks:
+        return hooks_of(self.layers.agent, self.layers.config)
 
     def describe(self, prompt: str) -> dict[str, Any]:
         """The 20 fields, before normalisation."""
@@ -148,7 +155,7 @@ class _Parts:
             "tool_policy": self._policy(),
             "checkpoint_policy": _checkpoint_policy(checkpoint),
             "budget_limits": config.budget_limits.to_wire() if config.budget_limits else None,
-            "output_schema": None,
+            "output_schema": None if (kind := self.hooks.output_type) is None else output_schema(kind),
             "workspace_ref": self._workspace(),
             "session_ref": self._session(),
             "extensions": [
@@ -219,6 +226,8 @@ class _Parts:
         lifted = {slot for slot in self._given if slot in _LIFTED or slot.startswith(APPROVAL_SLOT)}
         refs = {slot: ref for slot, ref in self._given.items() if slot not in lifted}
         refs |= self._provider_refs()
+        if self.layers.checkpoint is not None:
+            refs |= plain_refs(self.hooks)
         for number, tool in enumerate(self.tools):
             if (ref := self._code(tool_slot(number), tool, f"tool {tool.name!r}")) is not None:
                 refs[tool_slot(number)] = ref
@@ -246,6 +255,7 @@ class _Parts:
         yield BEFORE_SLOT, config.before_cycle_messages
         yield RECONCILE_SLOT, config.reconciliation_provider
         yield METER_SLOT, config.host_cost_meter
+        yield from code_of(self.hooks)
 
     def _provider_refs(self) -> dict[str, CapabilityRef]:
         provider = self.layers.provider

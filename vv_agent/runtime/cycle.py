@@ -13,9 +13,10 @@ from vv_agent.errors import LlmError, RetryLater, SignalsWaiting
 from vv_agent.llm.base import ModelResponse
 from vv_agent.messages import Message
 from vv_agent.results import AgentStatus, CompletionReason
-from vv_agent.runtime import conversation, extensions, journal, model_call, output, tool_calls
+from vv_agent.runtime import after_cycle, conversation, extensions, guards, journal, model_call, output, tool_calls
 from vv_agent.runtime.account import EXHAUSTED, Account, Exhausted
 from vv_agent.runtime.approval import ApprovalFailed, ApprovalNeeded, message_of
+from vv_agent.runtime.control import HookFailed
 from vv_agent.runtime.inbox import Inbox
 from vv_agent.runtime.output import Decision, GoOn, Stop
 from vv_agent.runtime.run import Run
@@ -42,16 +43,22 @@ CommitPlan = Callable[[], Commit]
 def run_cycle(run: Run, commit: CommitPlan) -> None:
     """Carry out the open cycle and save what it came to. Raises `ClaimLost` or `StoreError` when it could not be
     saved."""
-    while (decision := _decided(run)) is not None:
+    while (decision := _end(run)) is not None:
         if _carry_out(run, decision, commit):
             return
         run.recovered = False  # what was left open is settled
 
 
-def _decided(run: Run) -> Decision | None:
-    """What the cycle comes to; None when it was given back or parked, and that is saved."""
+def _end(run: Run) -> Decision | None:
+    """What the cycle comes to, also for the host's guardrails; None when it was given back or parked."""
+    decision = _decided(run, _decide)
+    return None if decision is None else _decided(run, lambda run: guards.checked(run, decision))
+
+
+def _decided(run: Run, decide: Callable[[Run], Decision]) -> Decision | None:
+    """What `decide` comes to, whatever it raises; None when the cycle was given back or parked, and that is saved."""
     try:
-        return _decide(run)
+        return decide(run)
     except RunCancelled as cancel:
         return _cancelled(run, cancel.message)
     except RetryLater as later:
@@ -74,6 +81,9 @@ def _decided(run: Run) -> Decision | None:
         if not run.body.live:
             return _asks(run)
         run.save(Park(ParkReason.APPROVAL, due_in=_approval_due(run)), durable=True)  # stream and segment stay open
+    except HookFailed as error:
+        tool_calls.close_open_calls(run, "The run failed before this call.")
+        return output.failed(str(error), error.code)
     except ApprovalFailed as error:
         tool_calls.close_open_calls(run, "Whoever was to approve this call could not be asked.")
         return output.failed(error.message, error.code)
@@ -96,7 +106,9 @@ def _decide(run: Run) -> Decision:
     _begin_segment(run)
     extensions.restore(run)
     if run.recovered and run.body.checkpointed:
-        run.emit("checkpoint_resumed", cycle_index=run.index - 1, checkpoint_key=run.key, resume_attempt=run.attempt)
+        run.emit(
+            "checkpoint_resumed", cycle_index=max(0, run.index - 1), checkpoint_key=run.key, resume_attempt=run.attempt
+        )
     aborted = journal.recover(run)
     if aborted is not None:
         return aborted
@@ -131,7 +143,7 @@ def _advance(run: Run) -> Decision:
     decision = output.decide(turn, index=run.index, max_cycles=controls.max_cycles, policy=controls.no_tool_policy)
     if isinstance(decision, Stop):
         _account(run, Account.at_end)
-    return decision
+    return after_cycle.judged(run, decision)
 
 
 def _account(run: Run, boundary: Callable[[Account, Run], None]) -> None:
@@ -175,9 +187,10 @@ def _waits_for(run: Run) -> ParkReason | None:
 
 def _next_segment(run: Run, said: Message | None) -> None:
     segment = run.body.segment + 1
-    run.body = replace(
-        run.body, segment=segment, first_cycle=run.cycle, run_id=run.engine.new_id("run"), observation=None
-    )
+    first = (
+        run.cycle if run.turn is None else run.cycle + 1
+    )  # the open cycle counted in the segment that called the model
+    run.body = replace(run.body, segment=segment, first_cycle=first, run_id=run.engine.new_id("run"), observation=None)
     run.log(["s", segment] if said is None else ["i", segment, said.to_wire()])
     run.emit("run_started", refs={"input": ("input", segment)}, input=run.transcript.inputs[segment])
     run.emit("agent_started")
@@ -241,6 +254,8 @@ def _receipt(run: Run, response: ModelResponse) -> list[Any]:
 
 def _cancelled(run: Run, reason: str) -> Stop:
     run.inbox.accept_cancel()
+    if run.body.segment in run.transcript.ends:  # it has its terminal event
+        _next_segment(run, None)
     if (observation := journal.observation(run)) is not None:
         run.observe(observation)
     tool_calls.close_open_calls(run)
@@ -334,7 +349,8 @@ def terminal_event(run: Run, decision: Stop) -> Any:
     segment = run.body.segment
     fields: dict[str, Any] = {"completion_reason": decision.reason.value if decision.reason else None}
     refs: dict[str, Any] = {}
-    partial = run.transcript.last_text if decision.status is not AgentStatus.COMPLETED else None
+    kept = run.transcript.partial_of(decision.to_log())
+    partial = kept if decision.status is not AgentStatus.COMPLETED else None
     if partial is not None:
         fields["partial_output"], refs["partial_output"] = partial, ("partial", segment)
     if run.account is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 from vv_agent.cancellation import CancellationToken
 from vv_agent.checkpoint.identity import model_operation_id
@@ -19,7 +20,8 @@ from vv_agent.llm.base import (
     ToolCallPreview,
     collect,
 )
-from vv_agent.messages import ToolCall
+from vv_agent.messages import Message, ToolCall
+from vv_agent.runtime import hooks
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import clean
 from vv_agent.runtime.waiting import submit, wait_for
@@ -36,13 +38,17 @@ def operation_id(run: Run) -> str:
     return model_operation_id(run.cycle, "main")
 
 
-def request_of(run: Run, cancellation: CancellationToken) -> ModelRequest:
-    """The request of the open cycle; messages are the transcript itself, not a copy."""
-    program = run.program
+Asked: TypeAlias = tuple[Sequence[Message], Sequence[Mapping[str, Any]]]
+"""Messages and tool schemas."""
+
+
+def request_of(run: Run, asked: Asked, cancellation: CancellationToken) -> ModelRequest:
+    """The request of the open cycle; without hooks, messages are the transcript itself, not a copy."""
+    program, (messages, tools) = run.program, asked
     return ModelRequest(
         model_id=program.resolved.model_id,
-        messages=run.transcript.messages,
-        tools=program.advertised,
+        messages=messages,
+        tools=tools,
         settings=program.settings,
         turn=len(run.transcript.turns),
         metadata={"run_id": run.body.run_id, "trace_id": run.body.trace_id, "cycle_index": run.index},
@@ -52,10 +58,13 @@ def request_of(run: Run, cancellation: CancellationToken) -> ModelRequest:
 
 def call_model(run: Run) -> ModelResponse:
     """Call the model, again if the outcome was lost and the policy allows; raises `LlmError`, `RetryLater`,
-    `RunCancelled`, `ClaimLost` or `Stopping`."""
+    `RunCancelled`, `ClaimLost`, `Stopping` or `HookFailed`."""
+    asked = hooks.before_llm(run)
     for attempt in range(1, MAX_LOST + 1):
         try:
-            return _once(run)
+            response = hooks.after_llm(run, _once(run, asked))
+            hooks.note_shown(run, asked[1])
+            return tidy(response) if run.program.hooks.runtime else response
         except LlmError as error:
             lost = not error.definite and error.retryable
             if not lost or attempt == MAX_LOST or run.program.reconciles_models:
@@ -84,11 +93,11 @@ def reset_stream(run: Run) -> None:
     run.emit("diagnostic", level="info", code="stream_reset", details={"attempt": run.attempt})
 
 
-def _once(run: Run) -> ModelResponse:
+def _once(run: Run, asked: Asked) -> ModelResponse:
     run.hold.check()
     token = CancellationToken()
     live = _LiveText(run)
-    request = request_of(run, token)
+    request = request_of(run, asked, token)
 
     def work() -> ModelResponse:
         with _probed(run), _border(request.model_id):

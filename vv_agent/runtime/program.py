@@ -18,6 +18,7 @@ from vv_agent.agent import NoToolPolicy
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.definition import REDACTED, DefinedTool, RunDefinition, RuntimeControls, StaticApproval
 from vv_agent.errors import CannotServe, ConfigError, ReferenceInvalid, StoreError
+from vv_agent.hooks import Hooks
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
 from vv_agent.tool_metadata import ToolMetadata
 from vv_agent.tools.base import Tool
@@ -82,6 +83,7 @@ class Program:
     opening: Opening | None = None
     """What a starter begins a run with; of no use once there is a record."""
     host_cost_meter: HostCostMeter | None = None
+    hooks: Hooks = field(default_factory=Hooks)
     session: Session | None = None
     load_session: Callable[[str], Session] | None = None
     """Opens the session of a stored definition by its name."""
@@ -230,6 +232,7 @@ class Programs:
         from vv_agent.llm.base import Model
         from vv_agent.llm.reference import ModelRef
         from vv_agent.llm.settings import ModelSettings
+        from vv_agent.runtime.hooks import load_hooks
         from vv_agent.workspace import open_workspace
 
         refs = {slot: ref.id for slot, ref in definition.capability_refs.items()}
@@ -260,6 +263,7 @@ class Programs:
             before_cycle_messages=self._optional(refs, BEFORE_SLOT),
             reconciliation_provider=self._optional(refs, RECONCILE_SLOT),
             host_cost_meter=self._optional(refs, METER_SLOT),
+            hooks=load_hooks(refs, self._object),
             context=self._object(definition.context_ref.id) if definition.context_ref else None,
             load_session=self._session,
         )

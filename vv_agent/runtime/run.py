@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Release, Seen, Then
@@ -20,6 +20,9 @@ from vv_agent.runtime.lease import Hold, steady_clock
 from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.program import Program
 from vv_agent.runtime.transcript import Transcript, Turn, log_entry, pack, unpack
+
+if TYPE_CHECKING:
+    from vv_agent.runtime.output import Stop
 
 _MAX_LIVE = 65_536
 """Bytes of a live item at most: the texts of large calls stand in the log, once."""
@@ -63,6 +66,10 @@ class Run:
         self._saved_body = self.body
         self.restored = False
         """Whether extensions have their state under this claim."""
+        self.checked: tuple[int, Stop, Stop] | None = None
+        """A cycle and its end, before and after guardrails and validation."""
+        self.hook_failure: VVAgentError | None = None
+        """What a hook failed with while results were kept."""
         self.inbox = Inbox()
         self.inbox.take(snapshot.signals)
 
