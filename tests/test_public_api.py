@@ -19,7 +19,6 @@ PLACES = "the import paths runtime.backends and runtime.stores (DESIGN 10); back
 RECORD = "the record is ours (DESIGN 10): vv_agent.checkpoint.Head and Snapshot"
 
 HANDOFFS: Later = ("control", "hand-offs and sub-agents are not built yet")
-HOOKS: Later = ("control", "hooks and guardrails are not built yet")
 LOGS: Later = ("control", "log previews and dumps are not built yet")
 RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
 TOOLS: Later = ("tools", "the other tools and workspaces are not built yet")
@@ -27,9 +26,6 @@ SERVER: Later = ("app server", "the App Server is not built yet")
 
 CAPABILITIES: dict[Later, str] = {
     HANDOFFS: "agent.background_task",
-    HOOKS: "agent.guardrail_outcome run_config.after_cycle_hook run_config.after_cycle_snapshot "
-    "run_config.after_cycle_decision run_config.after_cycle_action run_config.native_cycle_outcome "
-    "run_config.native_cycle_outcome_kind",
     RUNTIME: "runtime_backend.cycle_runner runtime_backend.tool_call_runner",
 }
 DOMAINS: dict[str, Later] = {
@@ -43,8 +39,6 @@ SURFACES: dict[str, Later] = {
 """Objects that are not built yet."""
 MEMBERS: dict[Later, str] = {
     HANDOFFS: "run_config.sub_task_manager",
-    HOOKS: "agent.input_guardrails agent.output_guardrails agent.output_type agent.hooks run_config.hooks "
-    "run_config.after_cycle_hooks",
     LOGS: "run_config.log_preview_chars run_config.debug_dump_dir",
 }
 

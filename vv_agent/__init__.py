@@ -57,6 +57,12 @@ _home("vv_agent.sessions.base", "Session SessionAppendOutcome SessionItem Sessio
 _home("vv_agent.sessions.memory", "MemorySession MemorySessionStore")
 _home("vv_agent.sessions.sql", "SqliteSession SqliteSessionStore SqlSessionStore")
 _home("vv_agent.sessions.redis", "RedisSession RedisSessionStore")
+_home(
+    "vv_agent.hooks",
+    "RuntimeHook BeforeLlmPatch BeforeToolCallPatch AfterCycleHook AfterCycleSnapshot AfterCycleDecision "
+    "AfterCycleAction NativeCycleOutcome NativeCycleOutcomeKind InputGuardrail OutputGuardrail GuardrailResult "
+    "OutputValidation OutputValidationContext OutputValidationResult OutputRepairRequest",
+)
 _home("vv_agent.agent", "Agent Handoff NoToolPolicy RunContext SubAgentConfig handoff")
 _home("vv_agent.context", "ContextFragment ContextProvider ContextRequest")
 _home("vv_agent.config", "RunConfig ExecutionMode build_vv_llm_from_local_settings")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from vv_agent.errors import ConfigError
 
 if TYPE_CHECKING:
+    from vv_agent.hooks import OutputValidation
     from vv_agent.llm import ModelRef, ModelSettings
     from vv_agent.tools import Tool, ToolPolicy
     from vv_agent.tools.agents import AgentTool
@@ -167,6 +168,13 @@ class Agent:
     tool_policy: ToolPolicy | None = None
     tool_use_behavior: ToolUseBehavior = "run_llm_again"
     stop_at_tool_names: Sequence[str] = ()
+    hooks: Sequence[Any] = ()
+    """`vv_agent.RuntimeHook`s; those of the runner and the run follow."""
+    input_guardrails: Sequence[Any] = ()
+    output_guardrails: Sequence[Any] = ()
+    output_type: Any = None
+    """The type of the final output: its text must be JSON of it, and `RunResult.final_output` is a value of it."""
+    output_validation: OutputValidation | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     handoffs: Sequence[Handoff | Agent] = ()
     sub_agents: Mapping[str, SubAgentConfig] = field(default_factory=dict)

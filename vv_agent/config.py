@@ -62,7 +62,8 @@ class RunConfig:
     code points: a fragment that would pass the limit is left out as a whole. `memory_providers` see each compaction of
     the messages; the numbers of memory stand in `metadata` (`vv_agent.memory.MemoryConfig`). `tool_registry_factory` is
     called once, when the run starts, and gives the tools that stand before the agent's own (default:
-    `build_default_registry`).
+    `build_default_registry`). `hooks` are `RuntimeHook`s, which follow the agent's, and `after_cycle_hooks` are
+    `AfterCycleHook`s.
     """
 
     model: ModelRef | str | None = None
@@ -92,6 +93,8 @@ class RunConfig:
     memory_providers: Sequence[MemoryProvider] = ()
     max_context_chars: int | None = None
     shared_state: Mapping[str, Any] = field(default_factory=dict)
+    hooks: Sequence[Any] = ()
+    after_cycle_hooks: Sequence[Any] = ()
     before_cycle_messages: BeforeCycleMessages | None = None
     interruption_messages: InterruptionMessages | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -173,17 +176,17 @@ def _can(value: object, method: str) -> bool:
 
 
 _KEYWISE = ("metadata", "shared_state", "tracing")
-_CONCATENATED = ("checkpoint_extensions", "context_providers", "memory_providers")
+_CONCATENATED = ("checkpoint_extensions", "context_providers", "memory_providers", "hooks", "after_cycle_hooks")
 _OWN_RULE = ("model", "model_settings", "tool_policy")
 
 
 def effective_config(agent: Agent, default: RunConfig | None, run: RunConfig | None) -> RunConfig:
     """The one table of precedence (spec/20): run, then runner default, then agent, then framework.
 
-    `metadata` and `shared_state` are merged key by key, `checkpoint_extensions` and the providers appended,
-    everything else is replaced as a whole. Model, model settings and tool policy follow rules of their own
-    (`effective_model`, and the callers of `ModelSettings.merged` and `ToolPolicy.merged`), because the agent's and the
-    provider's parts stand between the layers.
+    `metadata`, `shared_state` and `tracing` are merged key by key, extensions, providers and hooks appended (an
+    after-cycle hook that keeps state is one of the extensions), everything else is replaced as a whole. Model, model
+    settings and tool policy follow rules of their own (`effective_model`, and the callers of `ModelSettings.merged` and
+    `ToolPolicy.merged`), because the agent's and the provider's parts stand between the layers.
     """
     base, over = default or RunConfig(), run or RunConfig()
     values: dict[str, Any] = {}
@@ -208,7 +211,20 @@ def effective_config(agent: Agent, default: RunConfig | None, run: RunConfig | N
         max_handoffs=DEFAULT_MAX_HANDOFFS if effective.max_handoffs is None else effective.max_handoffs,
         no_tool_policy=effective.no_tool_policy or agent.no_tool_policy or NoToolPolicy.CONTINUE,
         metadata={**agent.metadata, **effective.metadata},
+        checkpoint_extensions=(*effective.checkpoint_extensions, *_stateful(effective)),
     )
+
+
+def _stateful(config: RunConfig) -> list[Any]:
+    """After-cycle hooks that keep state with the run and are not listed as extensions already."""
+    if not config.after_cycle_hooks:
+        return []
+    from vv_agent.checkpoint.extensions import CheckpointExtension
+
+    known = [id(extension) for extension in config.checkpoint_extensions]
+    return [
+        hook for hook in config.after_cycle_hooks if isinstance(hook, CheckpointExtension) and id(hook) not in known
+    ]
 
 
 def effective_model(agent: Agent, default: RunConfig | None, run: RunConfig | None) -> ModelRef | str | None:

@@ -19,7 +19,7 @@ class Body:
     agent: str
     segment: int = 0
     first_cycle: int = 1
-    """Number of the segment's first cycle; `cycle_index` on the wire counts from it."""
+    """Number of the segment's first cycle; `cycle_index` on the wire counts from it (one that was open has 0)."""
     checkpointed: bool = False
     """The caller asked for a checkpoint: the run shows its key and its checkpoint events."""
     live: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from vv_agent.context import ContextRequest
 from vv_agent.definition import LINK, CapabilityRef, RunDefinition
 from vv_agent.definition_rules import has_credential, normalised, stable_ref
 from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.hooks import Hooks, hooks_of, output_schema
 from vv_agent.llm.client import as_model
 from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
 from vv_agent.llm.settings import ModelSettings
 from vv_agent.memory.config import METADATA_NAMES, MemoryConfig
 from vv_agent.runtime import conversation, recording
+from vv_agent.runtime.hooks import code_of, plain_refs
 from vv_agent.runtime.opening import open_run
 from vv_agent.runtime.program import (
     AGENT,
@@ -159,6 +162,7 @@ def _compile(
         event_store=config.event_store,
         event_store_fail_closed=config.event_store_fail_closed,
         provider=layers.provider, memory_providers=config.memory_providers,
+        hooks=parts.hooks,
     )  # fmt: skip
 
 
@@ -184,6 +188,10 @@ class _Parts:
     """Of the agents that hand over to each other, by name."""
     linked: Mapping[str, CapabilityRef]
     """The names of other agents' definitions."""
+
+    @cached_property
+    def hooks(self) -> Hooks:
+        return hooks_of(self.layers.agent, self.layers.config)
 
     def describe(self, prompt: str) -> dict[str, Any]:
         """The 20 fields, before normalisation."""
@@ -211,7 +219,7 @@ class _Parts:
             "tool_policy": self._policy(),
             "checkpoint_policy": _checkpoint_policy(checkpoint),
             "budget_limits": config.budget_limits.to_wire() if config.budget_limits else None,
-            "output_schema": None,
+            "output_schema": None if (kind := self.hooks.output_type) is None else output_schema(kind),
             "workspace_ref": self._workspace(),
             "session_ref": self._session(),
             "extensions": [
@@ -295,6 +303,8 @@ class _Parts:
             config.event_store, self._given, closed=config.event_store_fail_closed,
             checkpointed=self.layers.checkpoint is not None, elsewhere=self.layers.elsewhere,
         )  # fmt: skip
+        if self.layers.checkpoint is not None:
+            refs |= plain_refs(self.hooks)
         for number, tool in enumerate(self.tools):
             if (agent := agents.reference(tool, self.numbers)) is not None:
                 refs[tool_slot(number)] = agent
@@ -327,6 +337,7 @@ class _Parts:
         yield INTERRUPT_SLOT, config.interruption_messages
         yield RECONCILE_SLOT, config.reconciliation_provider
         yield METER_SLOT, config.host_cost_meter
+        yield from code_of(self.hooks)
 
     def _provider_refs(self) -> dict[str, CapabilityRef]:
         provider = self.layers.provider

@@ -14,10 +14,12 @@ from vv_agent.llm.base import ModelResponse
 from vv_agent.messages import Message
 from vv_agent.results import AgentStatus, CompletionReason
 from vv_agent.runtime import (
+    after_cycle,
     children,
     conversation,
     delegation,
     extensions,
+    guards,
     handoff,
     journal,
     memory,
@@ -28,6 +30,7 @@ from vv_agent.runtime import (
 )
 from vv_agent.runtime.account import EXHAUSTED, Account, Exhausted
 from vv_agent.runtime.approval import ApprovalFailed, ApprovalNeeded, message_of
+from vv_agent.runtime.control import HookFailed
 from vv_agent.runtime.inbox import Inbox
 from vv_agent.runtime.output import Decision, GoOn, Stop
 from vv_agent.runtime.run import Run
@@ -58,7 +61,7 @@ def run_cycle(run: Run, commit: CommitPlan) -> None:
     if run.head.ending and (end := run.transcript.ends.get(run.body.segment)) is not None:
         _finish(run, Stop.of_log(end))  # all but the last save was made
         return
-    while (decision := _decided(run)) is not None:
+    while (decision := _end(run)) is not None:
         if _carry_out(run, decision, commit):
             return
         run.recovered = False  # what was left open is settled
@@ -75,10 +78,16 @@ def _finish(run: Run, decision: Stop) -> None:
     background.end(run.key)
 
 
-def _decided(run: Run) -> Decision | None:
-    """What the cycle comes to; None when it was given back or parked, and that is saved."""
+def _end(run: Run) -> Decision | None:
+    """What the cycle comes to, also for the host's guardrails; None when it was given back or parked."""
+    decision = _decided(run, _decide)
+    return None if decision is None else _decided(run, lambda run: guards.checked(run, decision))
+
+
+def _decided(run: Run, decide: Callable[[Run], Decision]) -> Decision | None:
+    """What `decide` comes to, whatever it raises; None when the cycle was given back or parked, and that is saved."""
     try:
-        return _decide(run)
+        return decide(run)
     except RunCancelled as cancel:
         return _cancelled(run, cancel.message)
     except RetryLater as later:
@@ -105,8 +114,8 @@ def _decided(run: Run) -> Decision | None:
         run.save(Park(ParkReason.APPROVAL, due_in=_approval_due(run)), durable=True)  # stream and segment stay open
     except children.Waiting:
         run.save(Park(ParkReason.CHILDREN, due_in=run.children.due_in(run.engine.store.now())))
-    except ApprovalFailed as error:
-        tool_calls.close_open_calls(run, "Whoever was to approve this call could not be asked.")
+    except (HookFailed, ApprovalFailed) as error:
+        tool_calls.close_open_calls(run, "The run failed before this call.")
         return output.failed(error.message, error.code)
     return None
 
@@ -129,7 +138,9 @@ def _decide(run: Run) -> Decision:
     _begin_segment(run)
     extensions.restore(run)
     if run.recovered and run.body.checkpointed:
-        run.emit("checkpoint_resumed", cycle_index=run.index - 1, checkpoint_key=run.key, resume_attempt=run.attempt)
+        run.emit(
+            "checkpoint_resumed", cycle_index=max(0, run.index - 1), checkpoint_key=run.key, resume_attempt=run.attempt
+        )
     aborted = journal.recover(run)
     if aborted is not None:
         return aborted
@@ -170,7 +181,7 @@ def _advance(run: Run) -> Decision:
     decision = handoff.passed_on(run, decision)
     if isinstance(decision, Stop):
         _account(run, Account.at_end)
-    return decision
+    return after_cycle.judged(run, decision)
 
 
 def _account(run: Run, boundary: Callable[[Account, Run], None]) -> None:
@@ -221,10 +232,11 @@ def _waits_for(run: Run) -> ParkReason | None:
 
 def _next_segment(run: Run, said: Message | None) -> None:
     segment = run.body.segment + 1
+    first = run.cycle if run.turn is None else run.cycle + 1  # an open cycle counted in the segment before
     run.body = replace(
         run.body,
         segment=segment,
-        first_cycle=run.cycle,
+        first_cycle=first,
         run_id=run.engine.new_id("run"),
         observation=None,
         came_from=None,
@@ -298,6 +310,8 @@ def _receipt(run: Run, response: ModelResponse) -> list[Any]:
 def _cancelled(run: Run, reason: str) -> Stop:
     run.inbox.accept_cancel()
     run.children.drop_new()
+    if run.body.segment in run.transcript.ends:  # it has its terminal event
+        _next_segment(run, None)
     if (observation := journal.observation(run)) is not None:
         run.observe(observation)
     tool_calls.close_open_calls(run)
@@ -411,7 +425,8 @@ def terminal_event(run: Run, decision: Stop) -> Any:
     segment = run.body.segment
     fields: dict[str, Any] = {"completion_reason": decision.reason.value if decision.reason else None}
     refs: dict[str, Any] = {}
-    partial = run.transcript.last_text if decision.status is not AgentStatus.COMPLETED else None
+    kept = run.transcript.partial_of(decision.to_log())
+    partial = kept if decision.status is not AgentStatus.COMPLETED else None
     if partial is not None:
         fields["partial_output"], refs["partial_output"] = partial, ("partial", segment)
     if run.account is not None:

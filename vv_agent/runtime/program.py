@@ -19,6 +19,7 @@ from vv_agent.budget import RunBudgetLimits
 from vv_agent.definition import REDACTED, CapabilityRef, DefinedTool, RunDefinition, RuntimeControls, StaticApproval
 from vv_agent.errors import CannotServe, ConfigError, ReferenceInvalid, StoreError
 from vv_agent.event_store import open_event_store
+from vv_agent.hooks import Hooks
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
 from vv_agent.runtime.recording import CLOSED_SLOT, SLOT
 from vv_agent.tool_metadata import ToolMetadata
@@ -97,6 +98,7 @@ class Program:
     host_cost_meter: HostCostMeter | None = None
     event_store: RunEventStore | None = None
     event_store_fail_closed: bool = False
+    hooks: Hooks = field(default_factory=Hooks)
     session: Session | None = None
     load_session: Callable[[str], Session] | None = None
     """Opens the session of a stored definition by its name."""
@@ -300,6 +302,7 @@ class Programs:
         from vv_agent.llm.base import Model
         from vv_agent.llm.reference import ModelRef
         from vv_agent.llm.settings import ModelSettings
+        from vv_agent.runtime.hooks import load_hooks
         from vv_agent.workspace import open_workspace
 
         refs = {slot: ref.id for slot, ref in definition.capability_refs.items()}
@@ -332,6 +335,7 @@ class Programs:
             interruption_messages=self._optional(refs, INTERRUPT_SLOT),
             reconciliation_provider=self._optional(refs, RECONCILE_SLOT),
             host_cost_meter=self._optional(refs, METER_SLOT),
+            hooks=load_hooks(refs, self._object),
             context=self._object(definition.context_ref.id) if definition.context_ref else None,
             load_session=self._session,
             load_linked=self._stored,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Release, Seen, Signal, Then
@@ -24,6 +24,9 @@ from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.recording import Recorder
 from vv_agent.runtime.transcript import Transcript, Turn, log_entry, pack, unpack
 from vv_agent.workspace.filtered import DiscoveryFilteredWorkspaceBackend
+
+if TYPE_CHECKING:
+    from vv_agent.runtime.output import Stop
 
 _MAX_LIVE = 65_536
 """Bytes of a live item at most: the texts of large calls stand in the log, once."""
@@ -79,6 +82,10 @@ class Run:
         self.restored = False
         """Whether extensions have their state under this claim."""
         self.recorder = Recorder(program.event_store, closed=program.event_store_fail_closed)
+        self.checked: tuple[int, Stop, Stop] | None = None
+        """A cycle and its end, before and after guardrails and validation."""
+        self.hook_failure: VVAgentError | None = None
+        """What a hook failed with while results were kept."""
         self.inbox = Inbox()
         self.inbox.take(snapshot.signals)
 

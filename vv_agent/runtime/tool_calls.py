@@ -19,7 +19,7 @@ from vv_agent.checkpoint.record import Progress
 from vv_agent.errors import SignalsWaiting
 from vv_agent.messages import ToolCall
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
-from vv_agent.runtime import approval, children, delegation, journal, steering
+from vv_agent.runtime import approval, children, delegation, hooks, journal, steering
 from vv_agent.runtime.eventlog import declared_ref
 from vv_agent.runtime.helpers import Call
 from vv_agent.runtime.inbox import DEFAULT_REASON
@@ -99,14 +99,19 @@ def run_tools(run: Run) -> Stop | None:
             _skip(run, pending[0], steering.SKIPPED, steering.SKIPPED_TEXT)
             continue
         _next_stage(run, pending[:1] if run.words.steers else pending)
+        hooks.raise_failure(run)
         if run.program.reconciles_tools and (stop := journal.settle_tools(run)) is not None:
             return stop
 
 
 def _settle_children(run: Run) -> None:
     """Give the calls whose work below is over their results."""
+    assert run.turn is not None
     for position, result, waited in delegation.settled(run):
-        _complete(run, position, Outcome(result, waited))
+        call = run.turn.call(position)
+        key, attempt = journal.key_of(run, position), journal.attempt_of(run, position)
+        context = tool_context(run, call, CallState(run), attempt=attempt, key=key)
+        _complete(run, position, Outcome(hooks.after_tool_call(run, position, context, result), waited))
 
 
 def _pending(run: Run) -> list[int]:
@@ -185,8 +190,14 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
     A refusal within a stage waits until the stage is run: results stand in call order.
     """
     assert run.turn is not None
+    given = _given_by_hooks(run, position)
     call = run.turn.call(position)
-    checked = run.program.orchestrator.check(call)
+    if given is not None:
+        if not stage:
+            _planned(run, position, parsed(call))
+            _complete(run, position, Outcome(given, None))
+        return None
+    checked = hooks.orchestrator(run).check(call)
     if isinstance(checked, ReadyCall):
         prepared = Prepared(position, call, checked.tool, checked.arguments, parsed(call))
         denied = approval.refused(run, position, call, prepared.shown)
@@ -207,6 +218,15 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
     return None
 
 
+def _given_by_hooks(run: Run, position: int) -> ToolExecutionResult | None:
+    def context() -> ToolContext:
+        assert run.turn is not None
+        attempt, key = journal.attempt_of(run, position), journal.key_of(run, position)
+        return tool_context(run, run.turn.call(position), CallState(run), attempt=attempt, key=key)
+
+    return hooks.before_tool_call(run, position, context)
+
+
 def _undecided(run: Run, prepared: Prepared) -> bool:
     """Whether somebody must say yes first, and has not."""
 
@@ -223,9 +243,10 @@ def _ask(run: Run, first: Prepared) -> None:
     assert run.turn is not None
     _request(run, first)
     for position in _pending(run):
+        given = _given_by_hooks(run, position)
         call = run.turn.call(position)
-        checked = run.program.orchestrator.check(call)
-        if not isinstance(checked, ReadyCall):
+        checked = hooks.orchestrator(run).check(call)
+        if given is not None or not isinstance(checked, ReadyCall):
             continue
         prepared = Prepared(position, call, checked.tool, checked.arguments, parsed(call))
         if position != first.position and _undecided(run, prepared):
@@ -335,6 +356,10 @@ def _finish(run: Run, one: _Running) -> None:
         result = delegation.carry_out(run, one.prepared.position, asked)
         if result is None:
             return
+        outcome = Outcome(result, outcome.duration_ms)
+    if not one.timed_out:
+        context = _context(run, one.prepared, CallState(run))
+        result = hooks.after_tool_call(run, one.prepared.position, context, outcome.result)
         outcome = Outcome(result, outcome.duration_ms)
     _complete(run, one.prepared.position, outcome)
 

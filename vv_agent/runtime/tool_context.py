@@ -8,6 +8,7 @@ from vv_agent._json import plain
 from vv_agent.cancellation import CancellationToken
 from vv_agent.errors import CheckpointError, ToolError
 from vv_agent.messages import ToolCall
+from vv_agent.runtime import control
 from vv_agent.runtime.delegation import CallTasks
 from vv_agent.runtime.run import Run
 from vv_agent.tools.arguments import parse_arguments
@@ -37,7 +38,7 @@ class CallState:
                 faults.append(getattr(error, "message", str(error)))
                 if name in self._state:
                     mine[name] = self._state[name]
-        run.shared_state = merged(self._state, mine, run.shared_state)
+        run.shared_state = control.kept(run.shared_state, merged(self._state, mine, run.shared_state))
         seen = {path: sha for path, sha in tuple(self.file_baselines.items()) if self._baselines.get(path) != sha}
         if seen:
             run.log(["w", seen])

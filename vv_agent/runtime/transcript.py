@@ -8,6 +8,9 @@ A log entry is one save's worth of items. An item is a small msgpack list whose 
     ["s", segment]                            a segment without an input of its own begins (the budget was raised)
     ["a", cycle, message, usage, source, cache, finish]   the receipt of a model call
     ["b", cycle]                              the program's messages before this cycle's model call are all there
+    ["n", cycle, [name, ...]]                 the tools the model was shown in this cycle, where a hook changed them
+    ["h", cycle, position, call, result?]     what hooks made of a call, or the result they gave in its place
+    ["v", cycle, text, error?]                the repaired output of the run, or why there is none
     ["w", {path: sha}]                        files the model knows whole, by the receipt that follows
     ["t", cycle, position, result, reason?]   the receipt of a tool call; the reason, if the agent's tool_use_behavior
                                               made it finish the run
@@ -95,10 +98,14 @@ class Turn:
     reasons: dict[int, str] = field(default_factory=dict)
     answered: int = 0
     """Calls from the first one on whose results the model can read."""
+    hooked: dict[int, tuple[ToolCall, dict[str, Any] | None]] = field(default_factory=dict)
+    """By position, what hooks made of a call: the call, or a result in its place."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        return self.message.tool_calls
+        if not self.hooked:
+            return self.message.tool_calls
+        return tuple(map(self.call, range(len(self.message.tool_calls))))
 
     def take(self, position: int, result: dict[str, Any], reason: str | None = None) -> None:
         """Note the result of a call, and the reason if it makes the run finish."""
@@ -107,7 +114,7 @@ class Turn:
             self.reasons[position] = reason
 
     def call(self, position: int) -> ToolCall:
-        return self.message.tool_calls[position]
+        return self.hooked[position][0] if position in self.hooked else self.message.tool_calls[position]
 
 
 class Transcript:
@@ -139,6 +146,10 @@ class Transcript:
         self.turns: dict[int, Turn] = {}
         self.ends: dict[int, Mapping[str, Any]] = {}
         self.candidates: dict[int, Mapping[str, Any]] = {}
+        self.planned: dict[int, frozenset[str]] = {}
+        """By cycle, the tools the model was shown, where a hook changed them."""
+        self.repairs: dict[int, tuple[str | None, str | None]] = {}
+        """By cycle, the repaired output of the run, or why there is none."""
         self.last_text: str | None = None
         """The last non-blank assistant text."""
         self.inputs: dict[int, str] = {}
@@ -170,8 +181,8 @@ class Transcript:
                 self._turn(wire, Turn(cycle, Message.from_wire(wire), usage, source, cache, finish))
             case ["w", seen]:
                 self.baselines.update(seen)
-            case ["b", cycle]:
-                self.prepared.add(cycle)
+            case ["b" | "n" | "h" | "v", *_]:
+                self._hosts_part(item)
             case ["t", cycle, position, result, *reason]:
                 self.turns[cycle].take(position, result, *reason)
                 self._answer(self.turns[cycle])
@@ -196,6 +207,18 @@ class Transcript:
                 self._reset(cycle, kept)
             case _:
                 raise StoreError("store_corrupt", f"the log holds an unknown item {item[:1]!r}")
+
+    def _hosts_part(self, item: Sequence[Any]) -> None:
+        """What the host's code made of the run."""
+        match item:
+            case ["b", cycle]:
+                self.prepared.add(cycle)
+            case ["n", cycle, names]:
+                self.planned[cycle] = frozenset(names)
+            case ["h", cycle, position, call, result]:
+                self.turns[cycle].hooked[position] = (ToolCall.from_wire(call), result)
+            case ["v", cycle, text, error]:
+                self.repairs[cycle] = (text, error)
 
     def _answer(self, turn: Turn) -> None:
         """The model reads results in the order of its calls, whichever is there first."""
@@ -245,7 +268,11 @@ class Transcript:
     def partial(self, segment: int) -> str | None:
         """The last text of a segment that ended without completing."""
         end = self.ends.get(segment)
-        return self.last_text if end is not None and end["status"] != "completed" else None
+        return self.partial_of(end) if end is not None and end["status"] != "completed" else None
+
+    def partial_of(self, end: Mapping[str, Any]) -> str | None:
+        """The text an end keeps: that of the answer it did not become, else the last one."""
+        return self.resolve(end["partial"]) if end.get("partial") is not None else self.last_text
 
     def new_items(self, segment: int) -> tuple[Message, ...]:
         """The messages a segment added after its input."""
