@@ -9,7 +9,7 @@ import pytest
 
 from tests.scenarios.agents import by_agent, heard
 from tests.scenarios.conftest import Bench
-from vv_agent import Agent, NoToolPolicy, RunConfig, Runner, ToolPolicy, function_tool, handoff
+from vv_agent import Agent, GuardrailResult, NoToolPolicy, RunConfig, Runner, ToolPolicy, function_tool, handoff
 from vv_agent.agent import Handoff
 from vv_agent.errors import ConfigError
 from vv_agent.sessions import SqliteSession
@@ -132,3 +132,28 @@ def test_names_of_tools_and_agents() -> None:
         Handoff("writer")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_handoffs must be between 0 and 4294967295"):
         RunConfig(max_handoffs=-1)
+
+
+class Strict:
+    """Lets no input pass that names a secret, and shouts the others."""
+
+    def check(self, context: Any, text: str) -> GuardrailResult:
+        return GuardrailResult.block("no secrets") if "secret" in text else GuardrailResult.allow(text.upper())
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "answer"), [("a secret", "failed", None), ("a poem", "completed", "A POEM")]
+)
+def test_the_guardrails_of_the_target_judge_its_input(said: str, status: str, answer: str | None) -> None:
+    writer = Agent(name="writer", instructions="Write.", no_tool_policy=FINISH, input_guardrails=[Strict()])
+    first = Agent(name="triage", instructions="Route.", handoffs=[writer])
+    script = by_agent({
+        "Route.": [call("transfer_to_writer", {"input": said})], "Write.": [heard(lambda heard_: heard_)],
+    })  # fmt: skip
+    result = run_inline(first, script)
+    assert (result.status, result.agent_name) == (status, "writer")
+    assert result.raw_result.final_answer == answer
+    if answer is None:
+        assert result.raw_result.error == "no secrets"
+    closed = [event for event in result.events if event.type == "handoff_completed"]
+    assert [event.status for event in closed] == [status]

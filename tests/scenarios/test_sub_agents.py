@@ -10,7 +10,16 @@ import pytest
 from tests.harness import until
 from tests.scenarios.agents import by_agent, heard
 from tests.scenarios.conftest import Bench
-from vv_agent import Agent, ApprovalDecision, NoToolPolicy, RunConfig, Runner, ToolPolicy, function_tool
+from vv_agent import (
+    Agent,
+    ApprovalDecision,
+    GuardrailResult,
+    NoToolPolicy,
+    RunConfig,
+    Runner,
+    ToolPolicy,
+    function_tool,
+)
 from vv_agent.agent import SubAgentConfig
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.record import Filter
@@ -239,3 +248,25 @@ def test_ids_and_configs_are_checked() -> None:
         Agent(name="a", instructions="x", sub_agents={"b": SubAgentConfig("m"), " b": SubAgentConfig("m")})
     with pytest.raises(ConfigError, match="max_cycles of a sub-agent must be a whole number from 0, not -1"):
         SubAgentConfig("m", max_cycles=-1)
+
+
+class Strict:
+    """Lets no input pass that names a secret."""
+
+    def check(self, context: Any, text: str) -> GuardrailResult:
+        return GuardrailResult.block("no secrets") if "secret" in text else GuardrailResult.allow(text)
+
+
+def test_the_guardrails_of_an_agent_judge_the_work_it_is_given() -> None:
+    expert = Agent(name="expert", instructions="Know.", no_tool_policy=FINISH, input_guardrails=[Strict()])
+    asking = Agent(name="boss", instructions="Lead.", no_tool_policy=FINISH, tools=[expert.as_tool()])
+    script = by_agent({
+        "Lead.": [
+            call("expert", {"task_description": "a secret"}), call("expert", {"task_description": "a fact"}), "Done.",
+        ],
+        "Know.": ["so it is"],
+    })  # fmt: skip
+    result = run_inline(asking, script)
+    told = [message.content for message in result.messages if message.role == "tool"]
+    assert json.loads(told[0])["error"] == "no secrets"
+    assert told[1] == "so it is"

@@ -7,11 +7,18 @@ is a signal. Who begins, ends or waits is in the blob `children`; what became of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vv_agent.checkpoint.record import NewRun, Signal
+from vv_agent.results import ToolExecutionResult
+from vv_agent.runtime.program import AGENT_TOOL, SUB_AGENT
+from vv_agent.tools.base import SubTaskQuery, SubTaskRequest, SubTaskSpec, ToolContext
+from vv_agent.workspace.portable import compiled
+
+if TYPE_CHECKING:
+    from vv_agent.runtime.run import Run
 
 RUNNING = "running"
 
@@ -54,3 +61,45 @@ class Children:
         keys = {run.key for run in self.new}
         self.tasks = {name: task for name, task in self.tasks.items() if task["key"] not in keys}
         self.new, self.posts = [], []
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a call asked of the runs below; carried out once its handler is done."""
+
+    slots: Mapping[str, str]
+    request: SubTaskRequest | None = None
+    query: SubTaskQuery | None = None
+    tool: bool = False
+    """The work is for the agent behind the called tool, and the result is its answer."""
+
+
+class CallTasks:
+    """What the handler of one call sees of the runs below: it says what it wants, the cycle does it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.asked: Asked | None = None
+
+    @property
+    def agents(self) -> Collection[str]:
+        return self._run.program.slots(SUB_AGENT)
+
+    def create(self, context: ToolContext, request: SubTaskRequest) -> ToolExecutionResult:
+        if request.exclude_files_pattern is not None:
+            compiled(request.exclude_files_pattern)
+        return self._ask(context, Asked(self._run.program.slots(SUB_AGENT), request))
+
+    def status(self, context: ToolContext, query: SubTaskQuery) -> ToolExecutionResult:
+        return self._ask(context, Asked({}, query=query))
+
+    def delegate(self, context: ToolContext, task: SubTaskSpec, *, summary: bool, wait: bool) -> ToolExecutionResult:
+        request = SubTaskRequest(
+            agent_id=context.tool_name, tasks=(task,), batch=False, include_main_summary=summary,
+            exclude_files_pattern=None, wait=wait,
+        )  # fmt: skip
+        return self._ask(context, Asked(self._run.program.slots(AGENT_TOOL), request, tool=True))
+
+    def _ask(self, context: ToolContext, asked: Asked) -> ToolExecutionResult:
+        self.asked = asked
+        return ToolExecutionResult(tool_call_id=context.tool_call_id, content="")

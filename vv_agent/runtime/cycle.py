@@ -136,6 +136,8 @@ def _decide(run: Run) -> Decision:
     if run.inbox.cancel is not None:
         raise RunCancelled(run.inbox.cancel)
     _begin_segment(run)
+    if run.refused is not None:
+        return run.refused
     extensions.restore(run)
     if run.recovered and run.body.checkpointed:
         run.emit(

@@ -6,71 +6,30 @@ No handler starts anything. It says what it wants, and the cycle does that with 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vv_agent.checkpoint.record import Signal
 from vv_agent.errors import ToolError
 from vv_agent.results import AgentStatus, ToolExecutionResult
 from vv_agent.runtime import handoff
-from vv_agent.runtime.children import RUNNING
+from vv_agent.runtime.children import RUNNING, Asked
 from vv_agent.runtime.eventlog import Emitted
+from vv_agent.runtime.hooks import context_of
 from vv_agent.runtime.inbox import cancel_signal, steer_signal
+from vv_agent.runtime.opening import InputBlocked, admitted_input
 from vv_agent.runtime.output import Stop, usage_of
-from vv_agent.runtime.program import AGENT_TOOL, FAULT_PREFIX, SUB_AGENT
+from vv_agent.runtime.program import FAULT_PREFIX
 from vv_agent.runtime.sub_runs import SubRun, Work, child_key, failed_outcome, new_child, prompt_of, summary_of
 from vv_agent.runtime.sub_task_results import begun, outcomes, standing
 from vv_agent.runtime.transcript import pack
-from vv_agent.tools.base import SubTaskQuery, SubTaskRequest, SubTaskSpec, ToolContext
+from vv_agent.tools.base import SubTaskQuery, SubTaskRequest
 from vv_agent.tools.output import error_result
 from vv_agent.usage import CycleTokenUsage, aggregate
-from vv_agent.workspace.portable import compiled
 
 if TYPE_CHECKING:
     from vv_agent.runtime.run import Run
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a call asked of the runs below; carried out once its handler is done."""
-
-    slots: Mapping[str, str]
-    request: SubTaskRequest | None = None
-    query: SubTaskQuery | None = None
-    tool: bool = False
-    """The work is for the agent behind the called tool, and the result is its answer."""
-
-
-class CallTasks:
-    """What the handler of one call sees of the runs below: it says what it wants, the cycle does it."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.asked: Asked | None = None
-
-    @property
-    def agents(self) -> Collection[str]:
-        return self._run.program.slots(SUB_AGENT)
-
-    def create(self, context: ToolContext, request: SubTaskRequest) -> ToolExecutionResult:
-        if request.exclude_files_pattern is not None:
-            compiled(request.exclude_files_pattern)
-        return self._ask(context, Asked(self._run.program.slots(SUB_AGENT), request))
-
-    def status(self, context: ToolContext, query: SubTaskQuery) -> ToolExecutionResult:
-        return self._ask(context, Asked({}, query=query))
-
-    def delegate(self, context: ToolContext, task: SubTaskSpec, *, summary: bool, wait: bool) -> ToolExecutionResult:
-        request = SubTaskRequest(
-            agent_id=context.tool_name, tasks=(task,), batch=False, include_main_summary=summary,
-            exclude_files_pattern=None, wait=wait,
-        )  # fmt: skip
-        return self._ask(context, Asked(self._run.program.slots(AGENT_TOOL), request, tool=True))
-
-    def _ask(self, context: ToolContext, asked: Asked) -> ToolExecutionResult:
-        self.asked = asked
-        return ToolExecutionResult(tool_call_id=context.tool_call_id, content="")
 
 
 # What calls ask.
@@ -100,11 +59,10 @@ def _begin(run: Run, position: int, asked: Asked, request: SubTaskRequest) -> To
         name = f"bg_agent_{key[2:14]}" if background else f"{run.task_id}_sub_{agent}_{key[2:10]}"
         state = dict(run.shared_state) if asked.tool else None
         work = Work(slot or "", agent, name, prompt_of(task, summary), request.exclude_files_pattern, state=state)
-        fault = _fault(run, slot, request.agent_id)
+        fault = _fault(run, slot, request.agent_id) or start(run, position, index, work)
         if fault is not None:
             failed.append(_never_begun(run, position, work, fault))
         else:
-            start(run, position, index, work)
             ids.append(name)
     if request.wait and ids:
         kind = "tool" if asked.tool else "batch" if request.batch else "single"
@@ -127,8 +85,14 @@ def _fault(run: Run, slot: str | None, agent_id: str) -> dict[str, str] | None:
     return fault
 
 
-def start(run: Run, position: int, index: int, work: Work) -> None:
-    """Begin a run below with the next save."""
+def start(run: Run, position: int, index: int, work: Work) -> dict[str, str] | None:
+    """Begin a run below with the next save, unless its agent must not be given this input: then why."""
+    program = run.program.linked(work.slot)
+    try:
+        text = admitted_input(program.hooks.input_guardrails, context_of(run), work.text, lambda: None)
+    except InputBlocked as block:
+        return {"code": block.code, "message": block.message, "model": program.definition.model.model_id}
+    work = replace(work, text=text)
     new = new_child(run, position, index, work, handoff.denials(run))
     run.children.new.append(new)
     run.children.tasks[work.task_id] = {
@@ -138,10 +102,11 @@ def start(run: Run, position: int, index: int, work: Work) -> None:
         "node": run.body.node,
         "status": RUNNING,
     }
-    model = run.program.linked(work.slot).definition.model.model_id
+    model = program.definition.model.model_id
     _show_start(run, position, work, run_id=new.run_id, model=model, key=new.key)
     origin, lineage = run.origin._replace(run_id=new.run_id, agent=work.agent), _lineage(run, position, work)
     run.emit("agent_started", {}, origin, parent_run_id=lineage["parent_run_id"], session_id=work.task_id)
+    return None
 
 
 def _show_start(run: Run, position: int, work: Work, *, run_id: str, model: str, key: str | None) -> None:
@@ -256,10 +221,12 @@ def _say(run: Run, position: int, query: SubTaskQuery) -> dict[str, str]:
     slot = task["slot"]
     if not child.exists or task["node"] != run.body.node:  # it worked for an agent that handed over
         raise ToolError(f"Sub-task {name} session is not attached.", "sub_task_session_not_ready", task_id=name)
-    start(run, position, 0, Work(
+    refused = start(run, position, 0, Work(
         slot, task["agent"], name, message, (child.blobs.get("work") or {}).get("exclude"), child.history(),
         child.state,
     ))  # fmt: skip
+    if refused is not None:
+        raise ToolError(refused["message"], "sub_task_continue_failed", task_id=name)
     return {"action": "continued", "previous_status": status}
 
 

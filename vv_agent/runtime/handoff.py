@@ -11,6 +11,8 @@ from vv_agent.messages import Message
 from vv_agent.results import AgentStatus
 from vv_agent.runtime import output
 from vv_agent.runtime.eventlog import Emitted
+from vv_agent.runtime.hooks import context_of
+from vv_agent.runtime.opening import InputBlocked, admitted_input
 from vv_agent.runtime.output import Decision, Stop
 from vv_agent.runtime.program import tool_slot
 from vv_agent.runtime.run import Run
@@ -52,11 +54,16 @@ def take_over(run: Run) -> bool:
         node=end["to"], handoffs=run.body.handoffs + 1, came_from=came_from, agent=said["handoff_to"],
     )  # fmt: skip
     run.use_agent()
+    text = said["handoff_input"]
+    try:
+        text = admitted_input(run.program.hooks.input_guardrails, context_of(run), text, lambda: None)
+    except InputBlocked as block:
+        run.refused = output.failed(block.message, block.code)
     opening = [message.to_wire() for message in _opening(run)]
-    run.log(["i", segment, Message("user", said["handoff_input"]).to_wire(), opening])
+    run.log(["i", segment, Message("user", text).to_wire(), opening])
     refs, fields = _shown(came_from, said, {})
     run.emit("handoff_started", refs, source, **fields, status="started")
-    run.emit("run_started", refs={"input": ("input", segment)}, input=said["handoff_input"])
+    run.emit("run_started", refs={"input": ("input", segment)}, input=text)
     run.emit("agent_started")
     return True
 

@@ -82,6 +82,8 @@ class Run:
         self.restored = False
         """Whether extensions have their state under this claim."""
         self.recorder = Recorder(program.event_store, closed=program.event_store_fail_closed)
+        self.refused: Stop | None = None
+        """The end of a run whose new agent is not given its input."""
         self.checked: tuple[int, Stop, Stop] | None = None
         """A cycle and its end, before and after guardrails and validation."""
         self.hook_failure: VVAgentError | None = None

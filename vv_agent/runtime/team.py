@@ -139,7 +139,8 @@ def _projected(config: RunConfig | None) -> RunConfig | None:
     return replace(
         config, model=None, model_settings=None, session=None, initial_messages=None, before_cycle_messages=None,
         stream=None, host_cost_meter=None, budget_limits=None, checkpoint_config=None, checkpoint_key=None,
-        checkpoint_extensions=(), reconciliation_provider=None, shared_state={},
+        checkpoint_extensions=(), reconciliation_provider=None, shared_state={}, interruption_messages=None,
+        after_cycle_hooks=(),
     )  # fmt: skip
 
 

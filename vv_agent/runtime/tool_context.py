@@ -9,7 +9,7 @@ from vv_agent.cancellation import CancellationToken
 from vv_agent.errors import CheckpointError, ToolError
 from vv_agent.messages import ToolCall
 from vv_agent.runtime import control
-from vv_agent.runtime.delegation import CallTasks
+from vv_agent.runtime.children import CallTasks
 from vv_agent.runtime.run import Run
 from vv_agent.tools.arguments import parse_arguments
 from vv_agent.tools.base import ToolContext
