@@ -61,6 +61,8 @@ _home("vv_agent.context", "ContextFragment ContextProvider ContextRequest")
 _home("vv_agent.config", "RunConfig ExecutionMode")
 _home("vv_agent.run_handle", "RunHandle RunHandleState RunHandleStatus")
 _home("vv_agent.runner", "Runner ConfiguredRunner")
+_home("vv_agent.app_server.host", "AppServerHost DefaultAppServerHost")
+_home("vv_agent.app_server.server", "AppServer")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 

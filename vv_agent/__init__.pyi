@@ -3,6 +3,9 @@
 from vv_agent.agent import Agent as Agent
 from vv_agent.agent import NoToolPolicy as NoToolPolicy
 from vv_agent.agent import RunContext as RunContext
+from vv_agent.app_server.host import AppServerHost as AppServerHost
+from vv_agent.app_server.host import DefaultAppServerHost as DefaultAppServerHost
+from vv_agent.app_server.server import AppServer as AppServer
 from vv_agent.approvals import ApprovalAction as ApprovalAction
 from vv_agent.approvals import ApprovalBroker as ApprovalBroker
 from vv_agent.approvals import ApprovalDecision as ApprovalDecision
