@@ -25,7 +25,6 @@ STEERING: Later = ("control", "steering a run under way is not built yet")
 RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
 TOOLS: Later = ("tools", "the other tools and workspaces are not built yet")
 MEMORY: Later = ("memory", "memory is not built yet")
-SERVER: Later = ("app server", "the App Server is not built yet")
 INTERACTIVE: Later = ("control", "interactive sessions are not built yet")
 
 CAPABILITIES: dict[Later, str] = {
@@ -37,12 +36,12 @@ CAPABILITIES: dict[Later, str] = {
     RUNTIME: "runtime_backend.agent_runtime runtime_backend.cycle_runner runtime_backend.tool_call_runner",
 }
 DOMAINS: dict[str, Later] = {
-    "interactive": INTERACTIVE, "app_server": SERVER, "memory": MEMORY,
+    "interactive": INTERACTIVE, "memory": MEMORY,
 }  # fmt: skip
 """Domains of which nothing is built yet."""
 SURFACES: dict[str, Later] = {
-    "sub_agent_config": HANDOFFS, "interactive_session": INTERACTIVE, "interactive_client": INTERACTIVE, "app_server": SERVER,
-    "app_server_client": SERVER, "memory_provider": MEMORY, "memory_manager": MEMORY, "session_memory": MEMORY,
+    "sub_agent_config": HANDOFFS, "interactive_session": INTERACTIVE, "interactive_client": INTERACTIVE,
+    "memory_provider": MEMORY, "memory_manager": MEMORY, "session_memory": MEMORY,
     "tracing_span": SESSIONS, "tracing_sink": SESSIONS,
 }  # fmt: skip
 """Objects that are not built yet."""

@@ -63,7 +63,7 @@ class AppServerRunAdapter:
             agent = self.host.resolve_agent(request)
             given = self.host.build_run_config(request)
             effective = effective_config(agent, self.runner.default_run_config, given)
-            checkpoint = self._checkpoint(effective, record)
+            checkpoint = self._checkpoint(effective, record, effective.session or session)
         except Exception as error:
             raise RpcError(INTERNAL_ERROR, f"the host could not decide about the turn: {error}") from error
         turn = record.turn
@@ -95,7 +95,7 @@ class AppServerRunAdapter:
         driver.when_over(lambda: _pass_on(driver, handle))
         return handle
 
-    def _checkpoint(self, config: RunConfig, record: TurnRecord) -> CheckpointConfig | None:
+    def _checkpoint(self, config: RunConfig, record: TurnRecord, session: Session) -> CheckpointConfig | None:
         """The host's settings under the turn's key."""
         if config.checkpoint_key is not None:
             store = process.store_at(read_settings().store)
@@ -105,11 +105,10 @@ class AppServerRunAdapter:
         else:
             return None
         refs = {_METADATA: CapabilityRef(id="vv_agent.app_server.run_metadata", version="1"), **given.capability_refs}
-        key = (
-            record.checkpoint_key
-            or given.key
-            or f"{record.turn.thread_id}/{record.turn.turn_id}/{secrets.token_hex(6)}"
-        )
+        if getattr(session, "ref", "") is None:  # in memory: it has no name elsewhere
+            refs.setdefault("session", CapabilityRef(id="vv_agent.app_server.session", version="1"))
+        new = f"{record.turn.thread_id}/{record.turn.turn_id}/{secrets.token_hex(6)}"
+        key = record.checkpoint_key or given.key or new
         return replace(given, key=key, resume_policy=ResumePolicy.RESUME_IF_PRESENT, capability_refs=refs)
 
 

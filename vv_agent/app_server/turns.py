@@ -254,8 +254,9 @@ class Turns:
             result = active.handle.result()
             look = active.plan.store.look(active.handle.checkpoint_key) if active.plan.store is not None else None
             status, outcome = outcome_of(result, look.head if look else None)
-        except Exception as error:
-            status, outcome = "failed", Outcome(error=str(error), completion_reason="failed")
+        except BaseException as error:  # whatever stopped the run: its turn is over
+            problem = str(error) or type(error).__name__
+            status, outcome = "failed", Outcome(error=problem, completion_reason="failed")
             if active.resumed:
                 store = isinstance(error, StoreError)
                 self._warn(live, "durable_resume_store" if store else "durable_resume_runtime", str(error))
@@ -316,7 +317,6 @@ class Turns:
     # Ending.
 
     def _end(self, live: LiveThread, active: ActiveTurn, status: TurnStatus, outcome: Outcome) -> None:
-        live.active = None
         try:
             self._drop_approvals(live, active, "turn ended")
             self._store.put_turn(self._ended(active.record, status, outcome))
@@ -331,6 +331,8 @@ class Turns:
         ))  # fmt: skip
         if status == "completed":
             self._follow_up(live, active.asking.owner)
+        if live.active is active:
+            live.active = None
 
     def _follow_up(self, live: LiveThread, owner: str | None) -> None:
         """Start the turn that waits longest, if there is one."""
