@@ -31,7 +31,7 @@ HOMES = {
     "celery": ("dispatch.celery", "workers"),
     "kombu": ("workers.transport",),
     "redis": ("*.redis", "checkpoint.redis"),
-    "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql", "sessions.sql"),
+    "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql", "sessions.sql", "app_server.sql"),
     "boto3": ("workspace.s3",),
     "botocore": ("workspace.s3",),
     "tiktoken": ("memory.tokens",),

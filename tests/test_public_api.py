@@ -22,20 +22,14 @@ HANDOFFS: Later = ("control", "hand-offs and sub-agents are not built yet")
 LOGS: Later = ("control", "log previews and dumps are not built yet")
 RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
 TOOLS: Later = ("tools", "the other tools and workspaces are not built yet")
-SERVER: Later = ("app server", "the App Server is not built yet")
 
 CAPABILITIES: dict[Later, str] = {
     HANDOFFS: "agent.background_task",
     RUNTIME: "runtime_backend.cycle_runner runtime_backend.tool_call_runner",
 }
-DOMAINS: dict[str, Later] = {
-    "app_server": SERVER,
-}  # fmt: skip
+DOMAINS: dict[str, Later] = {}
 """Domains of which nothing is built yet."""
-SURFACES: dict[str, Later] = {
-    "app_server": SERVER,
-    "app_server_client": SERVER,
-}  # fmt: skip
+SURFACES: dict[str, Later] = {}
 """Objects that are not built yet."""
 MEMBERS: dict[Later, str] = {
     HANDOFFS: "run_config.sub_task_manager",

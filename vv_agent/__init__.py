@@ -74,6 +74,8 @@ _home(
     "InteractiveAgentClient",
 )
 _home("vv_agent.agent_runtime", "AgentRuntime AgentTask RuntimeRunControls")
+_home("vv_agent.app_server.host", "AppServerHost DefaultAppServerHost")
+_home("vv_agent.app_server.server", "AppServer")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 

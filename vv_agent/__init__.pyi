@@ -9,6 +9,9 @@ from vv_agent.agent import handoff as handoff
 from vv_agent.agent_runtime import AgentRuntime as AgentRuntime
 from vv_agent.agent_runtime import AgentTask as AgentTask
 from vv_agent.agent_runtime import RuntimeRunControls as RuntimeRunControls
+from vv_agent.app_server.host import AppServerHost as AppServerHost
+from vv_agent.app_server.host import DefaultAppServerHost as DefaultAppServerHost
+from vv_agent.app_server.server import AppServer as AppServer
 from vv_agent.approvals import ApprovalAction as ApprovalAction
 from vv_agent.approvals import ApprovalBroker as ApprovalBroker
 from vv_agent.approvals import ApprovalDecision as ApprovalDecision

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -235,9 +236,14 @@ class RunHandle:
             return None
         return self._future.result()
 
+    def failure(self) -> BaseException | None:
+        """What stopped the run outside of it, once it is over."""
+        return self._future.exception()
+
     def fail(self, error: BaseException) -> None:
         """The run cannot be followed any more."""
-        self._future.set_exception(error)
+        with contextlib.suppress(InvalidStateError):  # its outcome is there
+            self._future.set_exception(error)
         self._feed.close()
 
     def leave(self, reason: str | None) -> None:
@@ -250,8 +256,8 @@ class RunHandle:
         try:
             result = make()
         except BaseException as error:
-            self._future.set_exception(error)
+            self.fail(error)
         else:
-            self._future.set_result(result)
-        finally:
+            with contextlib.suppress(InvalidStateError):
+                self._future.set_result(result)
             self._feed.close()

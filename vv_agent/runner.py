@@ -99,6 +99,11 @@ class Runner:
         self._default = default_run_config
         self._settings = settings
 
+    @property
+    def default_run_config(self) -> RunConfig | None:
+        """What stands below each run's own config."""
+        return self._default
+
     @classmethod
     def from_settings(cls, path: str | Path, *, backend: str | None = None, **options: Any) -> Runner:
         """A runner on the models of a settings file; `backend` serves models that name none."""
