@@ -95,7 +95,7 @@ def _decided(run: Run, decide: Callable[[Run], Decision]) -> Decision | None:
         run.emit("diagnostic", level="info", code="model_retry_later", details={"wait_ms": wait})
         run.save(Park(ParkReason.RETRY_AFTER, due_in=wait))
     except LlmError as error:
-        return output.failed(str(error) if isinstance(error, HookFailed) else error.message, error.code)
+        return output.failed(error.message, error.code)
     except Stopping:
         if run.turn is None and not run.program.reconciles_models:  # a model call was cut off: it may be paid twice
             model_call.warn_of_duplicate(run)
@@ -116,7 +116,7 @@ def _decided(run: Run, decide: Callable[[Run], Decision]) -> Decision | None:
         run.save(Park(ParkReason.CHILDREN, due_in=run.children.due_in(run.engine.store.now())))
     except (HookFailed, ApprovalFailed) as error:
         tool_calls.close_open_calls(run, "The run failed before this call.")
-        return output.failed(error.message, error.code)
+        return output.failed(str(error) if isinstance(error, HookFailed) else error.message, error.code)
     return None
 
 
