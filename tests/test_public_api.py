@@ -50,7 +50,7 @@ MEMBERS: dict[Later, str] = {
     HOOKS: "agent.input_guardrails agent.output_guardrails agent.output_type agent.hooks run_config.hooks "
     "run_config.after_cycle_hooks",
     SESSIONS: "run_config.event_store run_config.event_store_fail_closed run_config.trace_sink "
-    "run_config.trace_id run_config.workflow_name run_config.log_preview_chars run_config.debug_dump_dir",
+    "run_config.trace_id run_config.workflow_name",
     MEMORY: "run_config.memory_providers",
 }
 
