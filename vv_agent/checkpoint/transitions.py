@@ -144,7 +144,7 @@ def save(head: Head, claim: Claim, change: Change, unread: Sequence[Signal], now
         status=change.status or head.status, ending=head.ending or change.ending, entry_n=entries,
         recoveries=0 if _progresses(change) else head.recoveries,
         signal_n=len(unread), revision=claim.revision + 1, write_token=claim.token, write_no=change.number,
-        write_revision=claim.revision + 1, updated_at=now,
+        write_revision=claim.revision + 1, updated_at=now, log_from=head.entry_n if change.resets else head.log_from,
     )  # fmt: skip
     return _next(written, change, any(signal.kind not in WORDS for signal in unread), now)
 

@@ -258,8 +258,8 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
         decision = ApprovalDecision.allow() if allow else ApprovalDecision.allow_session()
     with _store() as (store, settings):
         existing(store, key)
-        signal = approval_signal(request, decision, shown_to(store, key, request))
-        decide(store, process.dispatcher_for(store, settings), key, signal)
+        asking, digest = shown_to(store, key, request)
+        decide(store, process.dispatcher_for(store, settings), asking, approval_signal(request, decision, digest))
         return _told(read_view(store, key), "the decision is posted", as_json)
 
 

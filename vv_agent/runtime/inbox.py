@@ -24,7 +24,7 @@ from vv_agent.messages import Message
 from vv_agent.runtime.approval import FAILED
 from vv_agent.runtime.transcript import clean, pack, storable, unpack
 
-KINDS = frozenset({"cancel", "reconcile", "answer", "resume", "budget", "approval", "steer", "follow_up"})
+KINDS = frozenset({"cancel", "reconcile", "answer", "resume", "budget", "approval", "child", "steer", "follow_up"})
 DEFAULT_REASON = "Run was cancelled."
 
 
@@ -64,6 +64,7 @@ class Inbox:
     _seen: set[str] = field(default_factory=set)
     _cancels: list[str] = field(default_factory=list)
     _answers: dict[str, str] = field(default_factory=dict)
+    _children: dict[str, dict[str, Any]] = field(default_factory=dict)
     _limits: dict[str, RunBudgetLimits] = field(default_factory=dict)
     _approvals: dict[str, dict[str, Any]] = field(default_factory=dict)
     _words: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
@@ -110,6 +111,8 @@ class Inbox:
                 if body["action"] not in (*ApprovalAction, FAILED):
                     raise ValueError(f"action {body['action']!r}")
                 self._approvals[signal.id] = {**body, "at": signal.at}
+            case "child":
+                self._children[signal.id] = {name: body[name] for name in ("task_id", "key", "status")} | body
             case "steer" | "follow_up":
                 self._words[signal.id] = signal.kind, Message.from_wire(body["message"]).to_wire()
             case "budget":
@@ -127,6 +130,12 @@ class Inbox:
         approvals, self._approvals = self._approvals, {}
         self.consumed += approvals
         return approvals
+
+    def take_children(self) -> list[dict[str, Any]]:
+        """What became of runs below, in the order of their ends."""
+        children, self._children = self._children, {}
+        self.consumed += children
+        return list(children.values())
 
     def give_words(self, words: Words) -> None:
         """Hand over what was said; the next save consumes it."""

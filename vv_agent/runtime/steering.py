@@ -52,7 +52,7 @@ def enter(run: Run) -> None:
 def redirected(run: Run, decision: Decision) -> Decision:
     """The decision after what was said: a completed end goes on for a steer. In the last cycle of the segment there is
     no room for it, so it begins the next one."""
-    if isinstance(decision, GoOn) or run.body.segment in run.transcript.candidates:
+    if isinstance(decision, GoOn) or decision.to is not None or run.body.segment in run.transcript.candidates:
         return decision
     _hear(run)
     if decision.status is AgentStatus.COMPLETED and run.words.steers:
@@ -63,8 +63,8 @@ def redirected(run: Run, decision: Decision) -> Decision:
 
 
 def continues(run: Run, decision: Stop) -> bool:
-    """Whether the segment that ends is followed by another one, for a follow-up."""
-    return decision.status is AgentStatus.COMPLETED and bool(run.words.follow_ups)
+    """Whether the segment that ends is followed by another one, of another agent or for a follow-up."""
+    return decision.to is not None or (decision.status is AgentStatus.COMPLETED and bool(run.words.follow_ups))
 
 
 def drop(run: Run) -> None:
