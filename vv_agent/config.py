@@ -64,6 +64,8 @@ class RunConfig:
     called once, when the run starts, and gives the tools that stand before the agent's own (default:
     `build_default_registry`). `hooks` are `RuntimeHook`s, which follow the agent's, and `after_cycle_hooks` are
     `AfterCycleHook`s.
+    `log_preview_chars` writes a line of at most so many characters to the logger `vv_agent.run` for each durable event
+    seen here; `debug_dump_dir` is a folder that gets a file for each model call (not for runs of other processes).
     """
 
     model: ModelRef | str | None = None
@@ -98,6 +100,8 @@ class RunConfig:
     before_cycle_messages: BeforeCycleMessages | None = None
     interruption_messages: InterruptionMessages | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    log_preview_chars: int | None = None
+    debug_dump_dir: str | Path | None = None
     stream: Callable[[RunEvent], object] | None = None
     tracing: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_config: CheckpointConfig | None = None
@@ -114,9 +118,10 @@ class RunConfig:
             raise ConfigError(
                 "run_config_invalid", "give checkpoint_key or checkpoint_config, not both: the config has its own key"
             )
-        limit = self.max_context_chars
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-            raise ConfigError("run_config_invalid", f"max_context_chars {limit!r} must be a positive whole number")
+        for name in ("max_context_chars", "log_preview_chars"):
+            limit = getattr(self, name)
+            if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+                raise ConfigError("run_config_invalid", f"{name} {limit!r} must be a positive whole number")
         seconds = self.approval_timeout_seconds
         fits = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
         if seconds is not None and not fits:
