@@ -205,6 +205,24 @@ def test_an_output_of_another_type_is_raised_after_the_end_is_stored(bench: Benc
     assert (look.head.state, look.head.status) == ("ended", "completed")
 
 
+def test_a_resumed_run_gives_a_value_too(tmp_path: Path) -> None:
+    class Local(BaseModel):
+        number: int
+
+    runner = Runner(model_provider=QueueProvider([asks("shout", arguments={"text": "a"}), '{"number": 4}']))
+    waiting = runner.run_sync(an_agent(shout, output_type=Local), "Go.")
+    assert waiting.final_output == "Approval required for tool shout."
+    state = waiting.into_state()
+    state.approve(state.pending_approval_ids()[0])
+    assert runner.resume(state).final_output == Local(number=4)
+
+
+def test_another_process_gives_the_value_if_it_may_load_the_type(bench: Bench) -> None:
+    """What `attach` and `resume` read of a run that ended."""
+    bench.run(an_agent(output_type=Answer), ['{"number": 4}'], key="k")
+    assert bench.runner([]).resume("k", store=bench.store).final_output == Answer(number=4)
+
+
 class NoSecrets(InputGuardrail):
     async def check(self, context: Any, input: str) -> GuardrailResult | None:  # noqa: A002
         SEEN["input"] += 1

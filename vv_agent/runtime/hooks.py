@@ -142,9 +142,10 @@ def _permitted(run: Run, tools: Iterable[Mapping[str, Any]]) -> Iterator[Mapping
 
 def note_shown(run: Run, tools: Sequence[Mapping[str, Any]]) -> None:
     """Note which tools the model was shown, where that is not what it is shown anyway."""
-    names = [name_of(schema) for schema in tools]
-    if run.program.hooks.runtime and names != [name_of(schema) for schema in shown(run)]:
-        run.log(["n", run.cycle, names])
+    if run.program.hooks.runtime:
+        names = [name_of(schema) for schema in tools]
+        if names != [name_of(schema) for schema in shown(run)]:
+            run.log(["n", run.cycle, names])
 
 
 def after_llm(run: Run, response: ModelResponse) -> ModelResponse:
@@ -181,13 +182,15 @@ def before_tool_call(run: Run, position: int, context: Callable[[], ToolContext]
     return ToolExecutionResult.from_wire(found) if found else None
 
 
-def after_tool_call(run: Run, position: int, context: ToolContext, result: ToolExecutionResult) -> ToolExecutionResult:
+def after_tool_call(
+    run: Run, position: int, context: Callable[[], ToolContext], result: ToolExecutionResult
+) -> ToolExecutionResult:
     """The result that is stored. When a hook fails, the tool's own is withheld (the hook may have had to take something
     out of it) and the run fails once the batch is settled."""
     assert run.turn is not None
     call = run.turn.call(position)
     for hook in _having(run, "after_tool_call"):
-        event = AfterToolCallEvent(**_seen(run, run.transcript.messages), call=call, context=context, result=result)
+        event = AfterToolCallEvent(**_seen(run, run.transcript.messages), call=call, context=context(), result=result)
         try:
             given = _checked(awaited(hook.after_tool_call(event)), ToolExecutionResult)
         except (Exception, SystemExit) as error:

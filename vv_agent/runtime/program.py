@@ -202,6 +202,11 @@ class Programs:
             if left:
                 self._live[key] = left
 
+    def live_type(self, key: str, definition: str) -> Any:
+        """The output type a starter of this process gave the run."""
+        mine = [live.hooks.output_type for live in self._live.get(key, ()) if live.definition.digest == definition]
+        return mine[-1] if mine else None
+
     def get(self, recipe: CycleRecipe) -> Program:
         """The program of a run; `CannotServe` when this process has not what it takes."""
         for live in reversed(self._live.get(recipe.key, ())):

@@ -310,8 +310,9 @@ def _finish(run: Run, one: _Running) -> None:
         text = f"Tool {call.name} ran, but left a shared state that cannot be stored: {'; '.join(faults)}"
         outcome = Outcome(error_result(call.id, text, "tool_state_invalid"), outcome.duration_ms)
     if not one.timed_out:
-        context = _context(run, one.prepared, CallState(run))
-        result = hooks.after_tool_call(run, one.prepared.position, context, outcome.result)
+        result = hooks.after_tool_call(
+            run, one.prepared.position, lambda: _context(run, one.prepared, CallState(run)), outcome.result
+        )
         outcome = Outcome(result, outcome.duration_ms)
     _complete(run, one.prepared.position, outcome)
 
