@@ -37,6 +37,7 @@ from vv_agent.runtime.feed import EventFeed
 from vv_agent.runtime.opening import InputBlocked
 from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.program import Program
+from vv_agent.tracing import Tracer
 from vv_agent.usage import aggregate
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class Start:
         self.backend = backend
         self._run = admitted
         self._config = config
-        self._feed = WatchedFeed(config.stream)
+        self._feed = WatchedFeed(config.stream, tracer_of(config, admitted.body))
         self.handle = RunHandle(engine, dispatcher, admitted.key, admitted.run_id, self._feed)
         self._feed.desk = desk_for(config, self.handle, past=not backend.local)
 
@@ -264,13 +265,16 @@ def _request(event: ApprovalRequestedEvent) -> ApprovalRequest:
 class WatchedFeed(EventFeed):
     """A feed that also calls the config's `stream` function, whose errors are its own, and has requests decided."""
 
-    def __init__(self, stream: Callable[[RunEvent], object] | None = None) -> None:
+    def __init__(self, stream: Callable[[RunEvent], object] | None = None, tracer: Tracer | None = None) -> None:
         super().__init__()
         self._stream = stream
+        self._tracer = tracer
         self.desk: Desk | None = None
 
     def put(self, event: RunEvent) -> None:
         super().put(event)
+        if self._tracer is not None:
+            self._tracer.put(event)
         if self.desk is not None:
             self.desk.see(event)
         if self._stream is not None:
@@ -278,6 +282,17 @@ class WatchedFeed(EventFeed):
                 self._stream(event)
             except Exception:
                 self._stream = None
+
+    def close(self) -> None:
+        if self._tracer is not None:
+            self._tracer.close()
+        super().close()
+
+
+def tracer_of(config: RunConfig | None, body: Body) -> Tracer | None:
+    """Who tells the config's trace sinks of a run that this process follows."""
+    sinks = config.tracing.get("sink") if config is not None else None
+    return Tracer(sinks, body.workflow_name) if sinks else None
 
 
 def carry_on(drive: Callable[[], object], *, waits: bool) -> None:

@@ -14,7 +14,7 @@ from vv_agent.context import ContextFragment, ContextProvider, ContextRequest
 from vv_agent.definition import RunDefinition
 from vv_agent.errors import ConfigError, VVAgentError
 from vv_agent.prompt.sections import SEPARATOR, assemble_fragments
-from vv_agent.prompt.system import skills_block
+from vv_agent.prompt.system import skills_block, sub_agents_block
 from vv_agent.prompt.texts import DEFAULT_LANGUAGE
 from vv_agent.runtime.control import BLOCKED_CODE, GUARD_CODE
 from vv_agent.runtime.hooks import awaited, failure
@@ -66,6 +66,11 @@ def open_run(
     block = skills_block(skills, str(config.metadata.get("language") or DEFAULT_LANGUAGE))
     bundle = assemble_fragments([
         ContextFragment("agent_instructions", instructions, stable=True, priority=0, source="agent.instructions"),
+        ContextFragment(
+            "configured_sub_agents",
+            sub_agents_block({name: one.description for name, one in agent.sub_agents.items()}),
+            stable=True, priority=10, source="agent.sub_agents",
+        ),
         ContextFragment("available_skills", block, stable=True, priority=20, source="run.available_skills"),
         *_provided(config.context_providers, request),
     ], config.max_context_chars)  # fmt: skip
