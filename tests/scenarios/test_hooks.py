@@ -122,6 +122,22 @@ def test_runtime_hooks_change_what_is_asked_said_and_done(bench: Bench) -> None:
     assert started == [True, False, True]
 
 
+def test_a_hook_may_shorten_the_history_before_memory_looks_at_it(tmp_path: Path) -> None:
+    class Forgets(RuntimeHook):
+        def before_memory_compact(self, event: Any) -> list[Message]:
+            return [message for message in event.messages if "forget" not in message.content]
+
+    def remembers(request: Any) -> str:
+        SEEN.update(message.content for message in request.messages)
+        return "done"
+
+    config = {"no_tool_policy": NoToolPolicy.CONTINUE, "max_cycles": 2}
+    host = Host(MemoryStore(), tmp_path, checkpoint=None, agent={"hooks": [Forgets()]}, config=config)
+    host.run(["forget this", remembers])
+    assert "forget this" not in SEEN
+    assert "Continue working on the task." in SEEN
+
+
 class Cautious(AfterCycleHook):
     """Lets nothing be said twice, and wants to be told before the end."""
 

@@ -110,7 +110,7 @@ def _settle_children(run: Run) -> None:
     for position, result, waited in delegation.settled(run):
         call = run.turn.call(position)
         key, attempt = journal.key_of(run, position), journal.attempt_of(run, position)
-        context = tool_context(run, call, CallState(run), attempt=attempt, key=key)
+        context = partial(tool_context, run, call, CallState(run), attempt=attempt, key=key)
         _complete(run, position, Outcome(hooks.after_tool_call(run, position, context, result), waited))
 
 
