@@ -58,7 +58,7 @@ def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...], kind: An
     )  # fmt: skip
     if raw.status is not AgentStatus.COMPLETED or definition.output_schema is None:
         return result
-    kind = kind or _named_type(engine, definition)
+    kind = kind or engine.programs.live_type(key, head.definition) or _named_type(engine, definition)
     return result if kind is None else replace(result, final_output=result.final_output_as(kind))
 
 
