@@ -171,6 +171,9 @@ class MessageProcessor:
                 self._initialize(connection, message.id, params)
                 return
             lane = METHODS[message.method].lane
+            if lane == "connection":
+                self._answer(connection, message, params)
+                return
             name = f"thread {getattr(params, 'thread_id', '')}" if lane == "thread" else lane
             if not room or self._lanes.pending >= self._capacity:
                 raise RpcError(OVERLOADED, "Server overloaded; retry later.")

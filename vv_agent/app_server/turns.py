@@ -107,7 +107,7 @@ class Turns:
             answer = TurnStartResponse(thread_id=live.thread_id, turn_id=active.turn_id, status="running")
             live.subscribers[connection] = None
             self._router.respond(connection, request_id, answer)
-            self._run(live, active)
+            self._run(live, thread, active)
 
     def resume(self, connection: str, request_id: RequestId, params: TurnResumeParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
@@ -126,7 +126,7 @@ class Turns:
                 active = self._take_up(live, record, plan, look.head, connection)
                 live.subscribers[connection] = None
                 self._router.respond(connection, request_id, _running(active.turn, look.head))
-                self._run(live, active)
+                self._run(live, thread, active)
 
     def interrupt(self, connection: str, request_id: RequestId, params: TurnInterruptParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
@@ -177,7 +177,7 @@ class Turns:
         look = None if plan.store is None else plan.store.look(record.checkpoint_key)
         if look is None:
             raise RpcError(INTERNAL_ERROR, f"there is no checkpoint {record.checkpoint_key!r}")
-        self._run(live, self._take_up(live, record, plan, look.head, None))
+        self._run(live, thread, self._take_up(live, record, plan, look.head, None))
 
     def _completed_last(self, thread_id: str) -> bool:
         ended = [turn for turn in self._store.page(thread_id, 0, 1).turns if turn.completed_at is not None]
@@ -228,10 +228,8 @@ class Turns:
         live.active = ActiveTurn(record, plan, handle, asking, view, resumed)
         return live.active
 
-    def _run(self, live: LiveThread, active: ActiveTurn) -> None:
+    def _run(self, live: LiveThread, thread: AppThread, active: ActiveTurn) -> None:
         """Say that the turn runs, and follow it."""
-        thread = self._store.thread(live.thread_id)
-        assert thread is not None
         self._threads.set_status(thread, "running")
         self._threads.tell_status(live, "running")
         self._threads.tell(live, "turn/started", TurnStarted(
@@ -343,7 +341,7 @@ class Turns:
         turn = queued[0].turn.model_copy(update={"status": "running", "started_at": self._clock()})
         record = replace(queued[0], turn=turn)
         try:
-            self._run(live, self._begin(live, thread, record, owner))
+            self._run(live, thread, self._begin(live, thread, record, owner))
         except Exception as error:
             problem = error.message if isinstance(error, RpcError) else str(error)
             self._store.put_turn(self._ended(record, "failed", Outcome(error=problem)))
