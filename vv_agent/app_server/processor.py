@@ -155,10 +155,6 @@ class MessageProcessor:
                 turn.handle.cancel("The server stopped.")
         self._lanes.close()
 
-    def close_store(self) -> None:
-        if self._threads is not None:
-            self._threads.store.close()
-
     def _active(self) -> list[ActiveTurn]:
         return self._threads.active() if self._threads is not None else []
 

@@ -45,7 +45,9 @@ from vv_agent.checkpoint.config import validate_key
 from vv_agent.checkpoint.record import Head
 from vv_agent.errors import CheckpointError, StoreError
 from vv_agent.events import ApprovalRequestedEvent, ApprovalResolvedEvent, RunEvent
+from vv_agent.results import AgentStatus
 from vv_agent.run_handle import RunHandle
+from vv_agent.runtime.patience import patiently
 
 INTERRUPTED = "turn interrupted"
 LOST = "the server stopped before the turn ended"
@@ -251,6 +253,11 @@ class Turns:
         try:
             result = active.handle.result()
             look = active.plan.store.look(active.handle.checkpoint_key) if active.plan.store is not None else None
+            if (
+                result.status is AgentStatus.RUNNING
+            ):  # this process stops and gave the run back: the next one takes it up
+                live.active = None
+                return
             status, outcome = outcome_of(result, look.head if look else None)
         except BaseException as error:  # whatever stopped the run: its turn is over
             problem = str(error) or type(error).__name__
@@ -317,7 +324,8 @@ class Turns:
     def _end(self, live: LiveThread, active: ActiveTurn, status: TurnStatus, outcome: Outcome) -> None:
         try:
             self._drop_approvals(live, active, "turn ended")
-            self._store.put_turn(self._ended(active.record, status, outcome))
+            ended = self._ended(active.record, status, outcome)
+            patiently(lambda: self._store.put_turn(ended))
             if (thread := self._store.thread(live.thread_id)) is not None:
                 self._threads.set_status(thread, "idle")
         except StoreError as error:  # clients hear the end all the same; the next server reads it from the run
