@@ -141,8 +141,7 @@ class Turns:
     def steer(self, connection: str, request_id: RequestId, params: TurnMessageParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
             active = _active(live, params.expected_turn_id)
-            handle: Any = active.handle
-            handle.steer(text_of(params.input))
+            active.handle.steer(text_of(params.input))
             answer = TurnQueuedResponse(thread_id=live.thread_id, turn_id=active.turn_id, queued=True)
             self._router.respond(connection, request_id, answer)
 

@@ -153,6 +153,26 @@ def answer(
 
 
 @runs.command()
+def steer(
+    key: Key, text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model is told.")], json: Json = False
+) -> None:
+    """Say something before the next model call of a run; tool calls that were not begun are skipped."""
+    from vv_agent.cli import runs as commands
+
+    raise typer.Exit(commands.say(key, text, follow_up=False, as_json=json))
+
+
+@runs.command("follow-up")
+def follow_up(
+    key: Key, text: Annotated[str, typer.Argument(metavar="TEXT", help="The next input.")], json: Json = False
+) -> None:
+    """Give a run another input for when it completes."""
+    from vv_agent.cli import runs as commands
+
+    raise typer.Exit(commands.say(key, text, follow_up=True, as_json=json))
+
+
+@runs.command()
 def approve(
     key: Key,
     request: Annotated[str, typer.Argument(metavar="REQUEST", help="The request, as `runs show` names it.")],
