@@ -45,19 +45,25 @@ def code_of(head: Head) -> int:
 # Looking.
 
 
-def list_runs(*, status: str | None, queue: str | None, limit: int, as_json: bool) -> int:
-    """The newest runs."""
+def list_runs(*, status: str | None, queue: str | None, limit: int, below: bool, as_json: bool) -> int:
+    """The newest runs; `below`: also those that other runs started."""
     if status is not None and status not in STATUSES:
         raise ConfigError("usage_invalid", f"--status {status!r} is not known; use one of {', '.join(STATUSES)}")
     with _store() as (store, _):
-        wanted = Filter(statuses=frozenset({status}) if status else None, queue=queue, limit=limit)
+        wanted = Filter(statuses=frozenset({status}) if status else None, queue=queue, limit=limit, roots=not below)
         heads, now, where = store.find(wanted), store.now(), place(store)
+    if not heads and not as_json:
+        sys.stderr.write(f"no runs in {where}{' that match' if status or queue else ''}\n")
+        return 0
+    return table_of(heads, now, as_json=as_json)
+
+
+def table_of(heads: Sequence[Head], now: int, *, as_json: bool) -> int:
+    """Runs, one a line."""
     if as_json:
         render.as_json([row(head, now) for head in heads])
-    elif heads:
-        render.table(_COLUMNS, [_short_row(head, now) for head in heads])
     else:
-        sys.stderr.write(f"no runs in {where}{' that match' if status or queue else ''}\n")
+        render.table(_COLUMNS, [_short_row(head, now) for head in heads])
     return 0
 
 
