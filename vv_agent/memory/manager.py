@@ -124,7 +124,8 @@ class MemoryManager:
             stages.without_images(now), self.config, self._keep, kept_last=self.config.tool_result_keep_last
         )
         now, mode, length = self._stage(now, shrunk, "structural", mode, length)
-        if (not force and length <= self.room.effective_threshold) or len(now) <= 2:
+        # Just below the threshold, the next cycles would have to do the same again, each for a little.
+        if (not force and length <= self.room.microcompact_threshold) or len(now) <= 2:
             return Compaction(tuple(now), mode)
         return self._summarised(now)
 
