@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -25,6 +26,15 @@ from vv_agent import CheckpointConfig, RunConfig, Runner
 
 _BIN = 40
 """Cycles of one point of the slope: a round of filling up and compacting takes about as many."""
+
+
+@dataclass
+class Watched:
+    """What was seen of a run: when cycles began in ms of CPU, its bytes at some of them, and those that compacted."""
+
+    began: list[float] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    changed: set[int] = field(default_factory=set)
 
 
 @contextmanager
@@ -43,19 +53,17 @@ def _provider(cycles: int, language: str) -> Iterator[subprocess.Popen[str]]:
 
 def long_run(cycles: int, language: str) -> list[Figure]:
     """One run: prompts against the window, bodies against each other, bytes and time against the cycle."""
-    began: list[float] = []
-    sizes: list[tuple[int, int]] = []
-    changed: set[int] = set()
+    watched = Watched()
     first = cycles // 5
 
     def note(event: Any) -> None:
         if event.type == "cycle_started":
-            began.append(time.process_time() * 1000)
+            watched.began.append(time.process_time() * 1000)
             if event.cycle_index >= first and event.cycle_index % max(1, cycles // 10) == 0:
-                sizes.append((event.cycle_index, stored_bytes(path) - empty))
-                began[-1] = time.process_time() * 1000  # the measuring is not the run's
+                watched.sizes.append((event.cycle_index, stored_bytes(path) - empty))
+                watched.began[-1] = time.process_time() * 1000  # the measuring is not the run's
         elif event.type == "memory_compact_completed" and event.changed:
-            changed.add(event.cycle_index)
+            watched.changed.add(event.cycle_index)
 
     with (
         _provider(cycles, language) as process,
@@ -77,17 +85,11 @@ def long_run(cycles: int, language: str) -> list[Figure]:
         process.stdin.write("report\n")
         process.stdin.flush()
         report = json.loads(process.stdout.readline())
-    return _figures(language, cycles, report, changed, began, sizes)
+    return _figures(language, cycles, report, watched)
 
 
-def _figures(
-    language: str,
-    cycles: int,
-    report: dict[str, Any],
-    changed: set[int],
-    began: list[float],
-    sizes: list[tuple[int, int]],
-) -> list[Figure]:
+def _figures(language: str, cycles: int, report: dict[str, Any], watched: Watched) -> list[Figure]:
+    began, sizes, changed = watched.began, watched.sizes, watched.changed
     assert report["task"], "the task is not in the last prompt"
     assert report["fact"], "the fact of cycle 20 is not in the last prompt"
     spans = [later - one for one, later in pairwise(began)]
