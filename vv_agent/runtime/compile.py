@@ -98,7 +98,7 @@ def compile_run(
     parts = _Parts(layers, text, ref, resolved, settings, policy, tools, registry.replaced_schemas(), files)
     definition = normalised(parts.describe(opening.prompt))
     model = as_model(layers.provider.client(resolved))
-    return Program(
+    program = Program(
         definition=definition, model=model, resolved=resolved, settings=settings,
         tools={tool.name: tool for tool in tools}, policy=policy, workspace=files,
         before_cycle_messages=config.before_cycle_messages, reconciliation_provider=config.reconciliation_provider,
@@ -107,6 +107,8 @@ def compile_run(
         context=config.context, opening=opening, session=config.session,
         host_cost_meter=config.host_cost_meter, provider=layers.provider, memory_providers=config.memory_providers,
     )  # fmt: skip
+    program.memory  # noqa: B018 - its models must be there
+    return program
 
 
 @dataclass(frozen=True)

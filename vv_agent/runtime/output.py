@@ -143,14 +143,13 @@ def agent_result(head: Head, body: Body, transcript: Transcript, blobs: Mapping[
         )
         for turn in turns
     ]
-    usage = aggregate([
-        *(CycleTokenUsage(cycle_index=r.index, usage=r.token_usage) for r in records),
-        *(
-            CycleTokenUsage(cycle_index=body.index(cycle), usage=normalize_token_usage(*reported))
-            for cycle, *reported in transcript.asides
-            if body.first_cycle <= cycle < _committed(head)
-        ),
-    ])  # fmt: skip
+    usages = [CycleTokenUsage(cycle_index=r.index, usage=r.token_usage) for r in records]
+    usages += [
+        CycleTokenUsage(cycle_index=body.index(cycle), usage=normalize_token_usage(*reported))
+        for cycle, *reported in transcript.asides
+        if body.first_cycle <= cycle < _committed(head)
+    ]
+    usage = aggregate(sorted(usages, key=lambda one: one.cycle_index))
     end = transcript.ends.get(body.segment, {})
     waits = head.reason is ParkReason.APPROVAL and not end
     status = AgentStatus.WAIT_USER if waits else AgentStatus(end.get("status", head.status))
