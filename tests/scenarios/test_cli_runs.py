@@ -64,6 +64,13 @@ def test_a_run_that_waits_for_an_answer_is_shown_answered_and_finished(shell: Sh
     done = shell("resume", "ask", "--json")
     assert done.returncode == 0
     assert done.json()["final_output"] == "Blue it is."
+    whole = shell("runs", "show", "ask", "--full")
+    assert "[user] Blue, please." in whole.stdout
+    assert "[user]" not in shell("runs", "show", "ask").stdout
+    assert [m["role"] for m in shell("runs", "show", "ask", "--full", "--json").json()["messages"]][:2] == [
+        "system",
+        "user",
+    ]
 
 
 def test_a_run_that_waits_keeps_what_it_is_told(shell: Shell) -> None:

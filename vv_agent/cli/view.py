@@ -11,6 +11,7 @@ from vv_agent.checkpoint.record import Head, ParkReason, Snapshot, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.cli.text import ago, command, iso, iso_ms, short
 from vv_agent.errors import CheckpointError
+from vv_agent.messages import Message
 
 _INCOMPATIBLE_AFTER_MS = 600_000
 """A run that workers refuse for so long is labelled; until then one that can serve it may just not have come by."""
@@ -51,6 +52,8 @@ class View:
     holder: str | None
     """That process, in words."""
     unread: int
+    said: tuple[Message, ...]
+    """All messages of the run, also those that memory has put a summary in place of."""
 
     @property
     def over(self) -> bool:
@@ -158,6 +161,7 @@ def read_view(store: CheckpointStore, key: str) -> View:
         error=result.error, error_code=result.error_code, tokens=result.token_usage.total_tokens,
         served=served(store, head), holder_alive=held and not gone, unread=len(snapshot.signals),
         exhausted=result.budget_exhaustion.to_wire() if result.budget_exhaustion else None,
+        said=tuple(transcript.history),
         approvals=tuple(approval.model_dump(mode="json") for approval in result.approvals()),
         holder=_holder(head.owner, gone) if head.state is State.CLAIMED and head.owner else None,
     )  # fmt: skip

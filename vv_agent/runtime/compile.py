@@ -151,7 +151,7 @@ def _compile(
     )
     definition = normalised(parts.describe(opening.prompt))
     model = _client(layers, resolved)
-    return Program(
+    program = Program(
         definition=definition, model=model, resolved=resolved, settings=settings,
         tools={tool.name: tool for tool in tools}, policy=policy, workspace=files,
         before_cycle_messages=config.before_cycle_messages, interruption_messages=config.interruption_messages,
@@ -165,6 +165,8 @@ def _compile(
         provider=layers.provider, memory_providers=config.memory_providers,
         hooks=parts.hooks,
     )  # fmt: skip
+    program.memory  # noqa: B018 - its models must be there
+    return program
 
 
 def _link(name: str, program: Program) -> CapabilityRef:

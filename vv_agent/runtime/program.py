@@ -325,7 +325,7 @@ class Programs:
         model = provider.client(resolved)
         assert isinstance(model, Model)
         predicate = definition.tool_policy.predicate_ref
-        return Program(
+        program = Program(
             definition=definition,
             model=model,
             resolved=resolved,
@@ -351,6 +351,8 @@ class Programs:
                 self._object(refs[slot]) for slot in sorted(refs, key=_number) if slot.startswith(MEMORY_SLOT)
             ],
         )
+        program.memory  # noqa: B018 - its models must be there
+        return program
 
     def _provider(self, refs: Mapping[str, str]) -> tuple[ModelProvider, str]:
         name = refs.get(PROVIDER_SLOT)
