@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vv_agent.approvals import ApprovalDecision
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.admission import Admission, admit
 from vv_agent.checkpoint.config import ResumePolicy
@@ -15,13 +16,13 @@ from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.definition import RunDefinition
 from vv_agent.dispatch.base import CycleDispatcher, hint
 from vv_agent.errors import CheckpointError, ConfigError
-from vv_agent.events import RunEvent
+from vv_agent.events import ApprovalResolvedEvent, RunEvent
 from vv_agent.messages import Message
 from vv_agent.runtime import eventlog, extensions, journal
 from vv_agent.runtime.approval import Approvals
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
-from vv_agent.runtime.inbox import answer_signal, resume_signal
+from vv_agent.runtime.inbox import answer_signal, approval_signal, resume_signal
 from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.program import Program, check_compatible
 from vv_agent.runtime.recipe import CycleRecipe
@@ -194,6 +195,32 @@ def decide(store: CheckpointStore, dispatcher: CycleDispatcher, key: str, signal
         name = posted.signal.id
         raise ConfigError("already_decided", f"approval {name} of run {key!r} was decided already, with another word")
     hint(dispatcher, posted.head, store.id)
+
+
+def decide_approval(
+    store: CheckpointStore, dispatcher: CycleDispatcher, key: str, request_id: str, decision: ApprovalDecision
+) -> bool:
+    """Decide on what a run asks for, or asked for: of a request that is over, the same word is accepted again and
+    changes nothing (False). Raises `unknown_approval_request`, `already_decided`."""
+    if request_id not in open_approvals(store, key) and (said := _resolved(store, key, request_id)) is not None:
+        if said == decision.action:
+            return False
+        word = {"deny": "denied", "timeout": "timed out"}.get(said, "allowed")
+        raise ConfigError("already_decided", f"approval {request_id} of run {key!r} was {word} already ({said})")
+    decide(store, dispatcher, key, approval_signal(request_id, decision, shown_to(store, key, request_id)))
+    return True
+
+
+def _resolved(store: CheckpointStore, key: str, request_id: str) -> str | None:
+    """What was decided about a request that is not open any more, by the run's events."""
+    reader, after = eventlog.EventReader(Body.unpack(existing(store, key).body, key)), 0
+    while entries := store.entries(key, after):
+        after = entries[-1].seq
+        for numbered in (numbered for entry in entries for numbered in reader.feed(entry)):
+            event = numbered.event
+            if isinstance(event, ApprovalResolvedEvent) and event.request_id == request_id:
+                return event.action
+    return None
 
 
 def shown_to(store: CheckpointStore, key: str, request_id: str) -> str:

@@ -391,3 +391,22 @@ def test_a_run_that_waits_for_a_yes_is_shown_decided_and_resumed(shell: Shell) -
     done = shell("resume", "pay")
     assert done.returncode == 0, done
     assert "answer   Paid." in done.stdout
+
+
+def test_of_two_approvals_the_one_that_is_not_decided_is_still_asked_for(shell: Shell) -> None:
+    assert job(shell, "generous", "pay two") == 0
+    shell.until(lambda: shell("runs", "list", "--json").json()[0]["waits_for"] == "approval", "it is parked")
+    first, second = [
+        asked["interruption_id"] for asked in shell("runs", "show", "pay two", "--json").json()["approvals"]
+    ]
+    assert shell("runs", "approve", "pay two", first, "--allow").returncode == 0
+    shown = shell("runs", "show", "pay two")
+    assert f"let it:\n    vv-agent runs approve 'pay two' {second} --allow" in shown.stdout
+    assert first not in shown.stdout.partition("next")[2]
+    assert shell("resume", "pay two").returncode == 3
+    assert f"vv-agent runs approve 'pay two' {second} --allow" in shell("runs", "show", "pay two").stdout
+    assert shell("runs", "approve", "pay two", second, "--allow").returncode == 0
+    assert shell("resume", "pay two").returncode == 0
+    again = shell("runs", "approve", "pay two", first, "--allow")
+    assert (again.returncode, again.stdout) == (0, "pay two: the decision was posted before\n")
+    says(shell("runs", "approve", "pay two", first, "--deny", "no"), 1, "already_decided", "was allowed already")

@@ -234,8 +234,7 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
     """Decide on a call that waits for a yes."""
     from vv_agent import process
     from vv_agent.approvals import ApprovalDecision
-    from vv_agent.launch import decide, shown_to
-    from vv_agent.runtime.inbox import approval_signal
+    from vv_agent.launch import decide_approval
 
     if [allow, allow_session, deny is not None].count(True) != 1:
         raise ConfigError("usage_invalid", "give exactly one of --allow, --allow-session, --deny REASON")
@@ -245,9 +244,9 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
         decision = ApprovalDecision.allow() if allow else ApprovalDecision.allow_session()
     with _store() as (store, settings):
         existing(store, key)
-        signal = approval_signal(request, decision, shown_to(store, key, request))
-        decide(store, process.dispatcher_for(store, settings), key, signal)
-        return _told(read_view(store, key), "the decision is posted", as_json)
+        new = decide_approval(store, process.dispatcher_for(store, settings), key, request, decision)
+        said = "the decision is posted" if new else "the decision was posted before"
+        return _told(read_view(store, key), said, as_json)
 
 
 def raise_budget(

@@ -151,6 +151,7 @@ def read_view(store: CheckpointStore, key: str) -> View:
     definition = RunDefinition.decode(store.definition(head.definition))
     held = head.state is State.CLAIMED and head.lease_until > snapshot.now
     gone = is_dead(head.owner or "")
+    told = {signal.id for signal in snapshot.signals}
     return View(
         head=head, now=snapshot.now, agent=body.agent,
         model=f"{definition.model.backend}/{definition.model.model_id}", question=result.wait_reason,
@@ -158,7 +159,7 @@ def read_view(store: CheckpointStore, key: str) -> View:
         error=result.error, error_code=result.error_code, tokens=result.token_usage.total_tokens,
         served=served(store, head), holder_alive=held and not gone, unread=len(snapshot.signals),
         exhausted=result.budget_exhaustion.to_wire() if result.budget_exhaustion else None,
-        approvals=tuple(approval.model_dump(mode="json") for approval in result.approvals()),
+        approvals=tuple(a.model_dump(mode="json") for a in result.approvals() if a.interruption_id not in told),
         holder=_holder(head.owner, gone) if head.state is State.CLAIMED and head.owner else None,
     )  # fmt: skip
 
@@ -199,7 +200,8 @@ def _next(view: View) -> Sequence[Step]:
     if head.state is State.PARKED:
         return _of_parked(view)
     if view.unread and not view.served and not view.holder_alive:
-        return (Step("a decision, answer or cancel is posted; carry it out here", command("resume", head.key)),)
+        go_on = Step("a decision, answer or cancel is posted; carry it out here", command("resume", head.key))
+        return (*_approvals(head.key, view.approvals), go_on)
     if label(head, view.now):
         return (
             Step(f"no worker can serve it ({head.refusal}); correct that and start one", _worker(head)),
