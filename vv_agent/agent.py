@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from vv_agent._facade import only_known
 from vv_agent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class RunContext:
 Instructions: TypeAlias = "str | Callable[[RunContext, Agent], str]"
 
 
+@only_known("agent_invalid")
 @dataclass(kw_only=True)
 class Agent:
     """An agent. Fields that are None are decided by the run, the runner or the framework, in this order.

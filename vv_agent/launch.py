@@ -18,7 +18,7 @@ from vv_agent.dispatch.base import CycleDispatcher, hint
 from vv_agent.errors import CheckpointError, ConfigError
 from vv_agent.events import ApprovalResolvedEvent, RunEvent
 from vv_agent.messages import Message
-from vv_agent.runtime import eventlog, extensions, journal
+from vv_agent.runtime import eventlog, extensions, journal, recording
 from vv_agent.runtime.approval import Approvals
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
@@ -149,7 +149,7 @@ def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Pro
     """The program under the record's definition; None when it describes another run.
 
     An edited tool description is no difference: the model goes on seeing the stored one (DESIGN 5.5). Nor is a prompt
-    that each start makes anew.
+    that each start makes anew, nor another event store, which then gets the rest.
     """
     if head.definition == program.definition.digest:
         return program
@@ -165,6 +165,7 @@ def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Pro
     edited = {**program.definition.to_wire(), "tools": stored.to_wire()["tools"]}
     if program.opening is not None and program.opening.accepts(stored.compiled_prompt):
         edited["compiled_prompt"] = stored.compiled_prompt
+    edited["capability_refs"] = recording.with_store_of(edited["capability_refs"], stored.to_wire()["capability_refs"])
     if program.session is not None:  # its items are others by now
         edited["initial_messages"] = stored.to_wire()["initial_messages"]
     if RunDefinition.parse(edited).digest != head.definition:

@@ -87,10 +87,11 @@ def _doubt(key: str, transcript: Transcript, observation: ResumeObservation) -> 
     names = {tool_operation_id(turn.cycle, n): call.name for n, call in enumerate(turn.calls, 1)} if turn else {}
     tool = names.get(observation.operation_id)
     what = f"the call of the tool {tool!r}" if tool else f"the {observation.operation_kind} call"
-    decide = f"vv-agent runs reconcile {shlex.quote(key)} {observation.operation_id}"
+    words = f"{shlex.quote(key)} {observation.operation_id}"
+    decide = f"{words} --retry" if not key.startswith("-") else f"--retry -- {words}"
     return (
         f"{what} was started and its outcome is not known; look what became of it, then decide: "
-        f"{decide} --retry, --done TEXT, --failed TEXT or --abort TEXT"
+        f"vv-agent runs reconcile {decide} (or --done TEXT, --failed TEXT, --abort TEXT in its place)"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -410,3 +411,19 @@ def test_of_two_approvals_the_one_that_is_not_decided_is_still_asked_for(shell: 
     again = shell("runs", "approve", "pay two", first, "--allow")
     assert (again.returncode, again.stdout) == (0, "pay two: the decision was posted before\n")
     says(shell("runs", "approve", "pay two", first, "--deny", "no"), 1, "already_decided", "was allowed already")
+
+
+def test_commands_for_a_key_that_looks_like_an_option_can_be_copied(shell: Shell) -> None:
+    assert job(shell, "generous", "-x") == 0
+    shell.until(lambda: shell("runs", "list", "--json").json()[0]["waits_for"] == "approval", "it is parked")
+    for _ in range(2):
+        step = next(
+            step for step in shell("runs", "show", "--json", "--", "-x").json()["next"] if "--allow" in step["command"]
+        )
+        assert step["command"].startswith("vv-agent runs approve --allow -- -x approval_")
+        done = shell(*shlex.split(step["command"])[1:])
+        assert (done.returncode, done.stdout) == (
+            0,
+            "-x: the decision is posted; continue with: vv-agent resume -- -x\n",
+        )
+    assert shell("resume", "--", "-x").returncode == 0

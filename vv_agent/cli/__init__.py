@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,19 @@ def main() -> None:
     Exit codes: 0 it went well, 1 it did not (usage, configuration, a failed run), 3 the run waits for a person, 130
     stopped by Ctrl-C. (`python -X dev` shows where an unexpected error came from.)
     """
+    try:
+        code = _guarded()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: another one changes nothing
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        code = 130
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)  # threads that still follow a run need no farewell, and the shell does not wait for one
+
+
+def _guarded() -> int:
     from vv_agent.errors import VVAgentError
 
     try:
@@ -35,10 +49,7 @@ def main() -> None:
             f"unexpected {type(error).__name__}: {error}; please report this with the command you gave, and what "
             "`vv-agent doctor` says"
         )
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)  # threads that still follow a run need no farewell, and the shell does not wait for one
+    return code
 
 
 def _run(argv: Sequence[str]) -> int:

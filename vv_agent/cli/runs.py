@@ -286,7 +286,7 @@ def _check_operation(view: View, operation: str) -> None:
         raise ConfigError(
             "usage_invalid",
             f"run {view.head.key!r} does not wait for a decision about {operation!r} but about {known!r}; "
-            f"give that one: {command('runs', 'reconcile', view.head.key, known)} --retry",
+            f"give that one: {command('runs', 'reconcile', view.head.key, known, options='--retry')}",
         )
 
 

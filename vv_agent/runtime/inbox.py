@@ -18,7 +18,7 @@ from vv_agent.approvals import ApprovalAction, ApprovalDecision
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.reconciliation import ReconciliationDecision
 from vv_agent.checkpoint.record import Signal
-from vv_agent.errors import CannotServe, VVAgentError
+from vv_agent.errors import CannotServe, ConfigError, VVAgentError
 from vv_agent.runtime.approval import FAILED
 from vv_agent.runtime.transcript import clean, pack, storable, unpack
 
@@ -150,6 +150,8 @@ def reconcile_signal(
 
 
 def answer_signal(signal_id: str, text: str) -> Signal:
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError("answer_invalid", f"an answer is a text that is not blank, not {text!r}")
     return Signal(signal_id, "answer", pack({"input": clean(text)}))
 
 

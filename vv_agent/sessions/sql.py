@@ -53,7 +53,12 @@ class SqlSessionStore:
     """
 
     def __init__(self, url: str) -> None:
-        target = make_url(url)
+        try:
+            target = make_url(url)
+        except exc.ArgumentError:
+            raise _no_url(url) from None
+        if target.get_backend_name() not in ("sqlite", "postgresql", "postgres"):
+            raise _no_url(url)
         if target.get_backend_name() == "sqlite":
             path = Path(target.database or "").expanduser().resolve()
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,6 +116,13 @@ class SqlSessionStore:
         except exc.SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error
             raise StoreError("store_unavailable", f"the session store {self.ref} did not answer: {cause}") from error
+
+
+def _no_url(url: object) -> StoreError:
+    shown = without_password(url) if isinstance(url, str) else url
+    return StoreError(
+        "store_url_invalid", f"{shown!r} names no store of sessions; use sqlite:///PATH or postgresql://..."
+    )
 
 
 class SqliteSessionStore(SqlSessionStore):
