@@ -52,8 +52,10 @@ def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...]) -> RunRe
 
 def _run_span(head: Head, body: Body, raw: AgentResult, events: tuple[RunEvent, ...]) -> Span:
     """The span of the segment; by the times of the record where its events were not seen."""
-    for what, span in spans(events, body.workflow_name):
-        if what == "end" and span.name == "run" and span.metadata["run_id"] == body.run_id:
+    own = [event for event in events if event.run_id == body.run_id]
+    ends = [event for event in own if event.type in ("run_completed", "run_failed", "run_cancelled")]
+    for what, span in spans([*own[:1], *ends], body.workflow_name):
+        if what == "end" and span.name == "run":
             return span
     over = {"error": raw.error} if raw.error is not None else {"final_output": raw.final_answer}
     facts = {"run_id": body.run_id, "agent_name": body.agent, "workflow_name": body.workflow_name}
