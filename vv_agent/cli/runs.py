@@ -259,8 +259,7 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
     """Decide on a call that waits for a yes."""
     from vv_agent import process
     from vv_agent.approvals import ApprovalDecision
-    from vv_agent.launch import decide, shown_to
-    from vv_agent.runtime.inbox import approval_signal
+    from vv_agent.launch import decide_approval
 
     if [allow, allow_session, deny is not None].count(True) != 1:
         raise ConfigError("usage_invalid", "give exactly one of --allow, --allow-session, --deny REASON")
@@ -270,9 +269,9 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
         decision = ApprovalDecision.allow() if allow else ApprovalDecision.allow_session()
     with _store() as (store, settings):
         existing(store, key)
-        asking, digest = shown_to(store, key, request)
-        decide(store, process.dispatcher_for(store, settings), asking, approval_signal(request, decision, digest))
-        return _told(read_view(store, key), "the decision is posted", as_json)
+        new = decide_approval(store, process.dispatcher_for(store, settings), key, request, decision)
+        said = "the decision is posted" if new else "the decision was posted before"
+        return _told(read_view(store, key), said, as_json)
 
 
 def raise_budget(
@@ -312,7 +311,7 @@ def _check_operation(view: View, operation: str) -> None:
         raise ConfigError(
             "usage_invalid",
             f"run {view.head.key!r} does not wait for a decision about {operation!r} but about {known!r}; "
-            f"give that one: {command('runs', 'reconcile', view.head.key, known)} --retry",
+            f"give that one: {command('runs', 'reconcile', view.head.key, known, options='--retry')}",
         )
 
 
