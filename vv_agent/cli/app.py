@@ -106,11 +106,15 @@ def list_(
 
 
 @runs.command()
-def show(key: Key, json: Json = False) -> None:
+def show(
+    key: Key,
+    json: Json = False,
+    full: Annotated[bool, typer.Option("--full", help="All messages too, also what memory has compacted.")] = False,
+) -> None:
     """Show a run: where it stands, what happened, and the command that goes on with it."""
     from vv_agent.cli import runs as commands
 
-    raise typer.Exit(commands.show(key, as_json=json))
+    raise typer.Exit(commands.show(key, full=full, as_json=json))
 
 
 @runs.command()
