@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vv_agent._facade import only_known
-from vv_agent.agent import Agent, NoToolPolicy, check_max_cycles
+from vv_agent.agent import MAX_CYCLES, Agent, NoToolPolicy, check_max_cycles
 from vv_agent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,14 +25,20 @@ if TYPE_CHECKING:
     from vv_agent.event_store import RunEventStore
     from vv_agent.events import RunEvent
     from vv_agent.llm import ModelProvider, ModelRef, ModelSettings
+    from vv_agent.llm.provider import VvLlmClient
+    from vv_agent.llm.reference import ResolvedModelConfig
+    from vv_agent.memory.provider import MemoryProvider
     from vv_agent.messages import Message
     from vv_agent.sessions.base import Session
     from vv_agent.tools import ToolPolicy, ToolRegistry
     from vv_agent.workspace import WorkspaceBackend
 
 DEFAULT_MAX_CYCLES = 10
+DEFAULT_MAX_HANDOFFS = 10
 BeforeCycleMessages = Callable[[int, Sequence["Message"], Mapping[str, Any]], Sequence["Message"]]
 """(cycle number, messages so far, shared state) -> messages to add before the model is called."""
+InterruptionMessages = Callable[[], Sequence["Message"]]
+"""() -> messages that steer the run."""
 
 
 class ExecutionMode(StrEnum):
@@ -51,11 +57,16 @@ class RunConfig:
     `checkpoint_key` is the short form of a `CheckpointConfig` with this key, the store of the settings and the policy
     `resume_if_present`: the same call made again attaches to the run, wherever it stands. `stream` sees every event
     of the run as it happens; its errors are ignored. `before_cycle_messages` is called between claim and model call
-    of each cycle and what it returns is saved with the model's answer, so that a retry does not call it again. With
+    of each cycle and what it returns is saved with the model's answer, so that a retry does not call it again.
+    `interruption_messages` is asked before each model call and before the tools of a batch start; what it returns
+    steers the run as `RunHandle.steer` does. With
     a `session` the run begins with its items (unless there are `initial_messages`) and each segment that ends adds its
     messages to it, once. `context_providers` add fragments to the system prompt, which has at most `max_context_chars`
-    code points: a fragment that would pass the limit is left out as a whole. `tool_registry_factory` is called once,
-    when the run starts, and gives the tools that stand before the agent's own (default: `build_default_registry`).
+    code points: a fragment that would pass the limit is left out as a whole. `memory_providers` see each compaction of
+    the messages; the numbers of memory stand in `metadata` (`vv_agent.memory.MemoryConfig`). `tool_registry_factory` is
+    called once, when the run starts, and gives the tools that stand before the agent's own (default:
+    `build_default_registry`). `hooks` are `RuntimeHook`s, which follow the agent's, and `after_cycle_hooks` are
+    `AfterCycleHook`s.
     """
 
     model: ModelRef | str | None = None
@@ -73,6 +84,7 @@ class RunConfig:
     approval_timeout_seconds: float | None = None
     initial_messages: Sequence[Message] | None = None
     max_cycles: int | None = None
+    max_handoffs: int | None = None
     no_tool_policy: NoToolPolicy | None = None
     tool_policy: ToolPolicy | None = None
     tool_registry_factory: Callable[[], ToolRegistry] | None = None
@@ -81,9 +93,13 @@ class RunConfig:
     cancellation_token: CancellationToken | None = None
     context: Any = None
     context_providers: Sequence[ContextProvider] = ()
+    memory_providers: Sequence[MemoryProvider] = ()
     max_context_chars: int | None = None
     shared_state: Mapping[str, Any] = field(default_factory=dict)
+    hooks: Sequence[Any] = ()
+    after_cycle_hooks: Sequence[Any] = ()
     before_cycle_messages: BeforeCycleMessages | None = None
+    interruption_messages: InterruptionMessages | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     stream: Callable[[RunEvent], object] | None = None
     tracing: Mapping[str, Any] = field(default_factory=dict)
@@ -94,6 +110,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_max_cycles(self.max_cycles)
+        most = self.max_handoffs
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= MAX_CYCLES):
+            raise ConfigError("run_config_invalid", f"max_handoffs must be between 0 and {MAX_CYCLES}")
         if self.checkpoint_key is not None and self.checkpoint_config is not None:
             raise ConfigError(
                 "run_config_invalid", "give checkpoint_key or checkpoint_config, not both: the config has its own key"
@@ -178,17 +197,17 @@ def _can(value: object, method: str) -> bool:
 
 
 _KEYWISE = ("metadata", "shared_state", "tracing")
-_CONCATENATED = ("checkpoint_extensions", "context_providers")
+_CONCATENATED = ("checkpoint_extensions", "context_providers", "memory_providers", "hooks", "after_cycle_hooks")
 _OWN_RULE = ("model", "model_settings", "tool_policy")
 
 
 def effective_config(agent: Agent, default: RunConfig | None, run: RunConfig | None) -> RunConfig:
     """The one table of precedence (spec/20): run, then runner default, then agent, then framework.
 
-    `metadata` and `shared_state` are merged key by key, `checkpoint_extensions` and `context_providers` appended,
-    everything else is replaced as a whole. Model, model settings and tool policy follow rules of their own
-    (`effective_model`, and the callers of `ModelSettings.merged` and `ToolPolicy.merged`), because the agent's and the
-    provider's parts stand between the layers.
+    `metadata`, `shared_state` and `tracing` are merged key by key, extensions, providers and hooks appended (an
+    after-cycle hook that keeps state is one of the extensions), everything else is replaced as a whole. Model, model
+    settings and tool policy follow rules of their own (`effective_model`, and the callers of `ModelSettings.merged` and
+    `ToolPolicy.merged`), because the agent's and the provider's parts stand between the layers.
     """
     base, over = default or RunConfig(), run or RunConfig()
     values: dict[str, Any] = {}
@@ -210,9 +229,23 @@ def effective_config(agent: Agent, default: RunConfig | None, run: RunConfig | N
     return replace(
         effective,
         max_cycles=effective.max_cycles or agent.max_cycles or DEFAULT_MAX_CYCLES,
+        max_handoffs=DEFAULT_MAX_HANDOFFS if effective.max_handoffs is None else effective.max_handoffs,
         no_tool_policy=effective.no_tool_policy or agent.no_tool_policy or NoToolPolicy.CONTINUE,
         metadata={**agent.metadata, **effective.metadata},
+        checkpoint_extensions=(*effective.checkpoint_extensions, *_stateful(effective)),
     )
+
+
+def _stateful(config: RunConfig) -> list[Any]:
+    """After-cycle hooks that keep state with the run and are not listed as extensions already."""
+    if not config.after_cycle_hooks:
+        return []
+    from vv_agent.checkpoint.extensions import CheckpointExtension
+
+    known = [id(extension) for extension in config.checkpoint_extensions]
+    return [
+        hook for hook in config.after_cycle_hooks if isinstance(hook, CheckpointExtension) and id(hook) not in known
+    ]
 
 
 def effective_model(agent: Agent, default: RunConfig | None, run: RunConfig | None) -> ModelRef | str | None:
@@ -224,3 +257,16 @@ def effective_model(agent: Agent, default: RunConfig | None, run: RunConfig | No
         return agent.model
     replaced = run is not None and run.model_provider is not None
     return None if replaced or default is None else default.model
+
+
+def build_vv_llm_from_local_settings(
+    path: str | Path, backend: str, model: str, timeout_seconds: float = 90.0
+) -> tuple[VvLlmClient, ResolvedModelConfig]:
+    """A client of a settings file and the model it serves, for `AgentRuntime`. `SettingsError` if the file or the model
+    is wrong; `timeout_seconds` is how long the model may be silent."""
+    from vv_agent.llm.provider import VvLlmModelProvider
+    from vv_agent.llm.reference import ModelRef
+
+    provider = VvLlmModelProvider.from_settings_file(path, timeout_seconds=timeout_seconds)
+    resolved = provider.resolve(ModelRef.backend(backend, model))
+    return provider.client(resolved), resolved

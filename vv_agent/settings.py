@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from vv_agent.errors import SettingsError
 
@@ -81,3 +83,9 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
 def _concurrency(pool: str) -> int:
     """Cycles at once in a worker, if nothing is set: threads wait for models, processes cost memory each."""
     return {"threads": 50, "solo": 1}.get(pool, os.cpu_count() or 2)
+
+
+def vocabulary_folder() -> Path:
+    """Where `tiktoken` keeps the vocabularies it has."""
+    named = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    return Path(named) if named else Path(tempfile.gettempdir()) / "data-gym-cache"

@@ -63,6 +63,25 @@ def test_create_inserts_a_ready_run_with_its_first_entries(store: CheckpointStor
     assert store.definition("d" * 64) == b"def"
 
 
+def test_a_claim_reads_the_log_from_the_last_reset_and_a_load_all_of_it(store: CheckpointStore) -> None:
+    store.create([new()])
+    first = claimed(store)
+    saved = store.save(first.claim, Change(1, Progress(), log=(b"second",), events=(b"e",)))
+    assert saved.claim is not None
+    store.save(saved.claim, Change(2, Commit(), log=(b"reset",), resets=True))
+    later = claimed(store, cycle=2, token="c" * 32)
+    store.save(later.claim, Change(1, Commit(), log=(b"after",)))
+    again = claimed(store, cycle=3, token="d" * 32)
+    assert [entry.body for entry in again.snapshot.log] == [b"reset", b"after"]
+    whole = store.load("k")
+    assert whole is not None
+    assert [entry.body for entry in whole.log] == [b"first", b"second", b"reset", b"after"]
+    assert whole.head.log_from == again.snapshot.log[0].seq - 1
+    store.save(again.claim, Change(1, Commit()))
+    seen = claimed(store, cycle=4, token="e" * 32, seen=Seen(entries=again.snapshot.log[0].seq))
+    assert [entry.body for entry in seen.snapshot.log] == [b"after"]
+
+
 def test_look_gives_the_control_fields_and_the_time(store: CheckpointStore, clock: FakeClock) -> None:
     assert store.look("k") is None
     (head,) = store.create([new()])

@@ -97,6 +97,8 @@ class Head(NamedTuple):
     updated_at: int
     body: bytes
     """The runtime's own head fields."""
+    log_from: int = 0
+    """A claim reads the log after this entry: what stands before it, a reset has replaced."""
 
 
 def pack_head(head: Head) -> bytes:
@@ -108,7 +110,7 @@ def pack_head(head: Head) -> bytes:
 def unpack_head(body: bytes, where: str) -> Head:
     """What `pack_head` wrote; `store_corrupt` names `where` it stood."""
     try:
-        head = Head._make(msgpack.unpackb(body))
+        head = Head(*msgpack.unpackb(body))  # an older one may lack the last fields
         return head._replace(state=State(head.state), reason=ParkReason(head.reason) if head.reason else None)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise StoreError("store_corrupt", f"the record in {where} cannot be read: {error}; restore a backup") from error
@@ -265,6 +267,8 @@ class NewRun:
     log: tuple[bytes, ...] = ()
     events: tuple[bytes, ...] = ()
     blobs: Mapping[str, bytes] = field(default_factory=dict)
+    linked: Mapping[str, bytes] = field(default_factory=dict)
+    """Further definitions to keep, by digest: those its own one names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +283,8 @@ class Change:
     body: bytes | None = None
     status: str | None = None
     log: tuple[bytes, ...] = ()
+    resets: bool = False
+    """The first log entry replaces all before it: later claims read from there."""
     events: tuple[bytes, ...] = ()
     blobs: Mapping[str, bytes | None] = field(default_factory=dict)
     journal: Mapping[str, bytes | None] = field(default_factory=dict)

@@ -174,6 +174,19 @@ def answer(key: str, text: str, *, as_json: bool) -> int:
         return _told(_post(store, settings, key, signal), "the answer is posted", as_json)
 
 
+def say(key: str, text: str, *, follow_up: bool, as_json: bool) -> int:
+    """Steer a run, or give it what comes after its end."""
+    from vv_agent.runtime.inbox import follow_up_signal, steer_signal
+
+    kind, make = ("follow-up", follow_up_signal) if follow_up else ("steer", steer_signal)
+    with _store() as (store, settings):
+        existing(store, key)
+        signal = make(f"{kind}_{secrets.token_hex(8)}", text)
+        view = _post(store, settings, key, signal)
+    kept = ", and kept until the run goes on" if view.head.state is State.PARKED else ""
+    return _told(view, f"the {kind} is posted{kept}", as_json)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What a person decided: retry, done, failed or abort, with the text that goes with it."""

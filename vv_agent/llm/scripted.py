@@ -29,7 +29,9 @@ class ScriptedModel(StreamingClient):
 
     A step is a `ModelResponse`, a text, a list of parts, an exception to raise, or a function of the request that
     gives one of these. `delay` is a wait in seconds before each answer (it can be cancelled); `usage` is a provider's
-    usage object for the steps that bring none. A call beyond the last step raises `LlmError` (invalid_request).
+    usage object for the steps that bring none. `aside` answers what memory asks beside the turns (a summary, an
+    extraction); with nothing, memory does without a model. A call beyond the last step raises `LlmError`
+    (invalid_request).
 
     >>> model = ScriptedModel([call("add", {"a": 1, "b": 2}), "The sum is 3."])
     """
@@ -41,7 +43,9 @@ class ScriptedModel(StreamingClient):
         delay: float = 0.0,
         usage: Mapping[str, Any] | None = None,
         chunk_chars: int = 8,
+        aside: Step = "",
     ) -> None:
+        self._aside = aside
         self._steps = tuple(steps)
         self._delay = delay
         self._usage = usage
@@ -50,9 +54,12 @@ class ScriptedModel(StreamingClient):
     def stream(self, request: ModelRequest) -> Iterator[Part]:
         if request.cancellation.wait(self._delay) if self._delay else request.cancellation.cancelled:
             raise LlmError("cancelled", f"scripted answer cancelled: {request.cancellation.reason}", definite=True)
-        if request.turn >= len(self._steps):
+        if "purpose" in request.metadata:
+            step = self._aside
+        elif request.turn < len(self._steps):
+            step = self._steps[request.turn]
+        else:
             raise LlmError("invalid_request", "scripted response queue is empty", definite=True)
-        step = self._steps[request.turn]
         while callable(step):  # a function may give what `call` gives, which is one as well
             step = step(request)
         yield from self._play(step)

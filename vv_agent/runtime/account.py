@@ -19,6 +19,7 @@ from vv_agent.runtime.output import Stop, usage_of
 
 if TYPE_CHECKING:
     from vv_agent.runtime.run import Run
+    from vv_agent.usage import TokenUsage
 
 _B = BudgetEnforcementBoundary
 _ALWAYS = frozenset({_B.RUN_START, _B.LLM_COMPLETE, _B.TOOL_BATCH_PREFLIGHT})
@@ -67,6 +68,15 @@ class Account:
         self._evaluator = BudgetEvaluator(limits, clock=monotonic_ns, meter=self._meter, usage=usage)
         self._raised, self.exhaustion = True, None
 
+    def for_child(self) -> dict[str, Any]:
+        """What a run below begins with: limits of what is left."""
+        self._evaluator.observe()
+        return {"limits": self._evaluator.left().to_wire()}
+
+    def add_child(self, usage: Mapping[str, Any]) -> None:
+        """Count what a run below has used."""
+        self._evaluator.absorb(BudgetUsageSnapshot.from_wire(usage))
+
     # The boundaries, in the order of a cycle. Each may raise `Exhausted`.
 
     def begin(self, run: Run) -> None:
@@ -83,6 +93,11 @@ class Account:
             self._cycle = run.cycle
             before, usage = self._evaluator.usage, usage_of(run.turn)
             self._show(run, _B.LLM_COMPLETE, before, self._evaluator.model_called(usage))
+
+    def after_aside(self, run: Run, usage: TokenUsage) -> None:
+        """Count a model call beside the turn, when its receipt is logged."""
+        before = self._evaluator.usage
+        self._show(run, _B.LLM_COMPLETE, before, self._evaluator.tokens_used(usage))
 
     def before_tools(self, run: Run) -> None:
         """Admit the whole batch of the open cycle, or none of it; once."""

@@ -75,7 +75,7 @@ def append(run: Run, decision: Stop) -> Stop:
     """
     session = run.program.conversation
     assert session is not None
-    items = run.transcript.items(run.body.segment)
+    items = run.all_said().items(run.body.segment)
     run.engine.probe("session", "before")
     try:
         if appends_once(session):

@@ -39,6 +39,14 @@ class Unresolved(VVAgentError):
         self.observation = observation
 
 
+class GivenUp(Exception):
+    """An operator gave up on a model call beside the turn. Leaves no cycle."""
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__()
+        self.stop = stop
+
+
 def operation_id(run: Run, position: int) -> str:
     """The id of the call at `position` (from 0) of the open cycle's batch, the same in every attempt."""
     return tool_operation_id(run.cycle, position + 1)
@@ -54,17 +62,17 @@ def attempt_of(run: Run, position: int) -> int:
     return int(run.journal.get(operation_id(run, position), {}).get("attempt", 1))
 
 
-def start_model(run: Run) -> None:
-    """Record the model call before it is made (policy `require_reconciliation` only): one durable save."""
-    name = model_call.operation_id(run)
+def start_model(run: Run, slot: str = "main") -> None:
+    """Record a model call before it is made (policy `require_reconciliation` only): one durable save."""
+    name = model_call.operation_id(run, slot)
     attempt = int(run.journal.get(name, {}).get("attempt", 1))
     run.note(name, {"state": "started", "attempt": attempt, "digest": run.transcript.identity.hex()})
     run.save(Progress(), durable=True)
 
 
-def unstart_model(run: Run) -> None:
+def unstart_model(run: Run, slot: str = "main") -> None:
     """Note that the call certainly was not carried out: it may be made again."""
-    name = model_call.operation_id(run)
+    name = model_call.operation_id(run, slot)
     run.note(name, {**run.journal[name], "state": "planned"})
 
 
@@ -82,9 +90,9 @@ def doubt_tool(run: Run, position: int) -> None:
     _doubt(run, operation_id(run, position))
 
 
-def doubt_model(run: Run) -> None:
-    """The same for the model call."""
-    _doubt(run, model_call.operation_id(run))
+def doubt_model(run: Run, slot: str = "main") -> None:
+    """The same for a model call."""
+    _doubt(run, model_call.operation_id(run, slot))
 
 
 def _doubt(run: Run, name: str) -> None:
@@ -141,6 +149,19 @@ def settle_tools(run: Run) -> Stop | None:
     return stop
 
 
+def settle_side_call(run: Run, name: str) -> Recovery | Stop | None:
+    """Settle a model call beside the main one that an earlier claim began; None if there is none. Like `recover`."""
+    entry = run.journal.get(name)
+    if entry is None or entry["state"] == "planned":
+        return None
+    unresolved: list[dict[str, Any]] = []
+    recovery = _decide(run, _model_entry(run, name, entry))
+    stop = _apply(run, name, entry, recovery, unresolved)
+    if unresolved:
+        raise Unresolved(unresolved[0])
+    return stop or recovery
+
+
 def observation(run: Run) -> dict[str, Any] | None:
     """The first call that was started and cut off or never heard of, for a run that ends without settling it."""
     for position in range(len(run.turn.calls) if run.turn is not None else 0):
@@ -182,6 +203,29 @@ def _recover_model(run: Run, unresolved: list[dict[str, Any]]) -> Stop | None:
         case RecoveryAction.CALL, _:
             model_call.reset_stream(run)
     return None
+
+
+def settle_aside(run: Run, slot: str) -> Mapping[str, Any] | Stop | None:
+    """What is known of a model call beside the turn that was begun before: the response somebody else knew, the end if
+    an operator gave the run up, None when it is to be made. Raises `Unresolved`, and `LlmError` for one that is
+    recorded as failed."""
+    name, unresolved = model_call.operation_id(run, slot), list[dict[str, Any]]()
+    entry = run.journal.get(name)
+    if entry is None or entry["state"] == "planned":
+        if run.recovered and not run.program.reconciles_models:  # it may have been made: nobody noted it
+            model_call.warn_of_duplicate(run, slot)
+        return None
+    recovery = _decide(run, _model_entry(run, name, entry))
+    if (stop := _apply(run, name, entry, recovery, unresolved)) is not None:
+        return stop
+    if unresolved:
+        raise Unresolved(unresolved[0])
+    if recovery.action is RecoveryAction.CALL:
+        return None
+    if recovery.entry.state is OperationState.SUCCEEDED:
+        return recovery.entry.receipt or {}
+    error = recovery.entry.error
+    raise LlmError("reconciled_failure", error.message if error else "recorded as failed", definite=True)
 
 
 def _model_entry(run: Run, name: str, entry: Mapping[str, Any]) -> ModelEntry:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from vv_agent.cancellation import CancellationToken
 from vv_agent.checkpoint.identity import model_operation_id
 from vv_agent.errors import LlmError, VVAgentError
 from vv_agent.llm.base import (
+    Model,
     ModelRequest,
     ModelResponse,
     Part,
@@ -19,7 +22,8 @@ from vv_agent.llm.base import (
     ToolCallPreview,
     collect,
 )
-from vv_agent.messages import ToolCall
+from vv_agent.messages import Message, ToolCall
+from vv_agent.runtime import hooks
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import clean
 from vv_agent.runtime.waiting import submit, wait_for
@@ -31,20 +35,24 @@ _GRACE = 2.0
 """Seconds a cancelled client gets to let go of its socket (DESIGN section 6)."""
 
 
-def operation_id(run: Run) -> str:
-    """The id of the cycle's main model call, the same in every attempt."""
-    return model_operation_id(run.cycle, "main")
+def operation_id(run: Run, slot: str = "main") -> str:
+    """The id of the cycle's main model call, or of another one, the same in every attempt."""
+    return model_operation_id(run.cycle, slot)
 
 
-def request_of(run: Run, cancellation: CancellationToken) -> ModelRequest:
-    """The request of the open cycle; messages are the transcript itself, not a copy."""
-    program = run.program
+Asked: TypeAlias = tuple[Sequence[Message], Sequence[Mapping[str, Any]]]
+"""Messages and tool schemas."""
+
+
+def request_of(run: Run, asked: Asked, cancellation: CancellationToken) -> ModelRequest:
+    """The request of the open cycle; without hooks, messages are the transcript itself, not a copy."""
+    program, (messages, tools) = run.program, asked
     return ModelRequest(
         model_id=program.resolved.model_id,
-        messages=run.transcript.messages,
-        tools=program.advertised,
+        messages=messages,
+        tools=tools,
         settings=program.settings,
-        turn=len(run.transcript.turns),
+        turn=run.transcript.turn_n,
         metadata={"run_id": run.body.run_id, "trace_id": run.body.trace_id, "cycle_index": run.index},
         cancellation=cancellation,
     )
@@ -52,20 +60,33 @@ def request_of(run: Run, cancellation: CancellationToken) -> ModelRequest:
 
 def call_model(run: Run) -> ModelResponse:
     """Call the model, again if the outcome was lost and the policy allows; raises `LlmError`, `RetryLater`,
-    `RunCancelled`, `ClaimLost` or `Stopping`."""
+    `RunCancelled`, `ClaimLost`, `Stopping` or `HookFailed`."""
+    asked = hooks.before_llm(run)
+    response = hooks.after_llm(run, _until_known(run, "main", lambda: _once(run, asked)))
+    hooks.note_shown(run, asked[1])
+    return tidy(response) if run.program.hooks.runtime else response
+
+
+def call_aside(run: Run, slot: str, model: Model, request: ModelRequest) -> ModelResponse:
+    """The same for a model call beside the turn: nobody sees its text as it comes."""
+    return _until_known(run, slot, lambda: _carried_out(run, model, request, lambda part: None))
+
+
+def _until_known(run: Run, slot: str, call: Callable[[], ModelResponse]) -> ModelResponse:
     for attempt in range(1, MAX_LOST + 1):
         try:
-            return _once(run)
+            return call()
         except LlmError as error:
             lost = not error.definite and error.retryable
             if not lost or attempt == MAX_LOST or run.program.reconciles_models:
                 raise
-            warn_of_duplicate(run)
-            reset_stream(run)
+            warn_of_duplicate(run, slot)
+            if slot == "main":
+                reset_stream(run)
     raise AssertionError("unreachable")
 
 
-def warn_of_duplicate(run: Run) -> None:
+def warn_of_duplicate(run: Run, slot: str = "main") -> None:
     """Show that a model call is made again that may already have been paid."""
     if not run.body.checkpointed:
         run.emit("diagnostic", level="warning", code="model_retry_duplicate_risk", details={"risk": RISK})
@@ -73,7 +94,7 @@ def warn_of_duplicate(run: Run) -> None:
     run.emit(
         "model_retry_duplicate_risk",
         checkpoint_key=run.key,
-        operation_id=operation_id(run),
+        operation_id=operation_id(run, slot),
         operation_kind="model",
         risk=RISK,
     )
@@ -84,21 +105,24 @@ def reset_stream(run: Run) -> None:
     run.emit("diagnostic", level="info", code="stream_reset", details={"attempt": run.attempt})
 
 
-def _once(run: Run) -> ModelResponse:
-    run.hold.check()
-    token = CancellationToken()
+def _once(run: Run, asked: Asked) -> ModelResponse:
     live = _LiveText(run)
-    request = request_of(run, token)
+    try:
+        return _carried_out(run, run.program.model, request_of(run, asked, CancellationToken()), live.show)
+    finally:
+        live.close()
+
+
+def _carried_out(run: Run, model: Model, request: ModelRequest, show: Callable[[Part], object]) -> ModelResponse:
+    run.hold.check()
+    request = replace(request, cancellation=CancellationToken())  # of this attempt
 
     def work() -> ModelResponse:
         with _probed(run), _border(request.model_id):
-            return tidy(collect(run.program.model.stream(request), live.show))
+            return tidy(collect(model.stream(request), show))
 
     call = submit(run, work, here=True)
-    try:
-        wait_for(run, [call], token, grace=_GRACE)
-    finally:
-        live.close()
+    wait_for(run, [call], request.cancellation, grace=_GRACE)
     return call.result()
 
 

@@ -3,19 +3,29 @@
 A log entry is one save's worth of items. An item is a small msgpack list whose first element says what it is:
 
     ["m", cycle, message]                     a message of the system, the user or the program
-    ["i", segment, message]                   the input that began a segment
+    ["i", segment, message, before?]          the input that began a segment; `before` are the messages that another
+                                              agent, who takes over, is shown instead of all that was
     ["s", segment]                            a segment without an input of its own begins (the budget was raised)
     ["a", cycle, message, usage, source, cache, finish]   the receipt of a model call
     ["b", cycle]                              the program's messages before this cycle's model call are all there
+    ["n", cycle, [name, ...]]                 the tools the model was shown in this cycle, where a hook changed them
+    ["h", cycle, position, call, result?]     what hooks made of a call, or the result they gave in its place
+    ["v", cycle, text, error?]                the repaired output of the run, or why there is none
     ["w", {path: sha}]                        files the model knows whole, by the receipt that follows
     ["t", cycle, position, result, reason?]   the receipt of a tool call; the reason, if the agent's tool_use_behavior
                                               made it finish the run
     ["c", segment, end]                       how a segment will end, once its messages are in the session
     ["p", cycle, position]                    the image of a tool's result, shown to a model that takes images
+    ["x", cycle, usage, source, cache]        the receipt of another model call of the cycle: a summary, an extraction
+    ["y", state]                              the session memory from here on
+    ["k", cycle, stage, {place: message}]     a compaction put these messages in the place of others
+    ["r", cycle, stage, kept]                 a compaction put these messages in the place of all: who goes on with the
+                                              run reads the log from here
     ["e", segment, end]                       how a segment ended; its answer is ["text", cycle],
                                               ["result", cycle, position] or a plain text
 
-Texts stand here and nowhere else; events and results refer to them by cycle and position.
+Texts stand here and nowhere else; events and results refer to them by cycle and position. The stage of a compaction is
+0 for the pass of every cycle, n for the n-th after the model refused the prompt as too long.
 """
 
 from __future__ import annotations
@@ -30,6 +40,7 @@ from typing import Any
 import msgpack
 
 from vv_agent.errors import CannotServe, StoreError
+from vv_agent.memory.tokens import estimate_message
 from vv_agent.messages import Message, ToolCall
 
 SCHEMA = 1
@@ -37,6 +48,9 @@ SCHEMA = 1
 _COMPRESSED = 0x80
 _COMPRESS_FROM = 4096
 _MAX_PLAIN = 1 << 30
+_WORTH_A_RESET = 8
+"""A reset that is not needed is made where this many times its size is not read again for it: what resets add to a log
+stays below an eighth."""
 
 
 def pack(value: Any) -> bytes:
@@ -82,10 +96,16 @@ class Turn:
     finish_reason: str
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
+    answered: int = 0
+    """Calls from the first one on whose results the model can read."""
+    hooked: dict[int, tuple[ToolCall, dict[str, Any] | None]] = field(default_factory=dict)
+    """By position, what hooks made of a call: the call, or a result in its place."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        return self.message.tool_calls
+        if not self.hooked:
+            return self.message.tool_calls
+        return tuple(map(self.call, range(len(self.message.tool_calls))))
 
     def take(self, position: int, result: dict[str, Any], reason: str | None = None) -> None:
         """Note the result of a call, and the reason if it makes the run finish."""
@@ -94,18 +114,42 @@ class Turn:
             self.reasons[position] = reason
 
     def call(self, position: int) -> ToolCall:
-        return self.message.tool_calls[position]
+        return self.hooked[position][0] if position in self.hooked else self.message.tool_calls[position]
 
 
 class Transcript:
-    """The decoded log, extended entry by entry. Reading it never changes it; only `extend` does."""
+    """The decoded log, extended entry by entry. Reading it never changes it; only `extend` does.
 
-    def __init__(self) -> None:
+    `whole` is False for one that begins at a reset: it has all that the run needs to go on, but not what was before.
+    """
+
+    def __init__(self, *, whole: bool = True) -> None:
+        self.whole = whole
         self.messages: list[Message] = []
-        """What the model has seen, in order; append only."""
+        """What the model is shown, in order: as it was said, or what a compaction made of it."""
+        self.history: list[Message] = []
+        """What was said, in order; append only."""
+        self.estimated = 0
+        """Tokens of `messages`, by the fast estimate."""
+        self.measured: tuple[Mapping[str, Any], int] | None = None
+        """The last usage a provider reported, and what was estimated for that prompt."""
+        self.turn_n = 0
+        """Turns of the whole run."""
+        self.read_bytes = 0
+        """Bytes of the entries that somebody who goes on with the run has to read."""
+        self.compactions: dict[int, int] = {}
+        """The last stage of compaction of each cycle that had one."""
+        self.asides: list[tuple[int, Any, Any, Any]] = []
+        """Cycle, usage, source and cache status of the model calls beside the turns."""
+        self.session: dict[str, Any] = {}
+        """The state of the session memory."""
         self.turns: dict[int, Turn] = {}
         self.ends: dict[int, Mapping[str, Any]] = {}
         self.candidates: dict[int, Mapping[str, Any]] = {}
+        self.planned: dict[int, frozenset[str]] = {}
+        """By cycle, the tools the model was shown, where a hook changed them."""
+        self.repairs: dict[int, tuple[str | None, str | None]] = {}
+        """By cycle, the repaired output of the run, or why there is none."""
         self.last_text: str | None = None
         """The last non-blank assistant text."""
         self.inputs: dict[int, str] = {}
@@ -121,6 +165,7 @@ class Transcript:
 
     def extend(self, seq: int, body: bytes) -> None:
         """Take in one log entry."""
+        self.read_bytes += len(body)
         for item in unpack(body, f"log entry {seq}"):
             self.add(item)
         self.entry_n = max(self.entry_n, seq)
@@ -133,34 +178,76 @@ class Transcript:
             case ["i" | "s", segment, *wire]:
                 self._begin(segment, *wire)
             case ["a", cycle, wire, usage, source, cache, finish]:
-                message = Message.from_wire(wire)
-                if not message.is_empty:
-                    self._append(wire, message)
-                self.turns[cycle] = Turn(cycle, message, usage, source, cache, finish)
-                if message.content.strip():
-                    self.last_text = message.content
+                self._turn(wire, Turn(cycle, Message.from_wire(wire), usage, source, cache, finish))
             case ["w", seen]:
                 self.baselines.update(seen)
-            case ["b", cycle]:
-                self.prepared.add(cycle)
+            case ["b" | "n" | "h" | "v", *_]:
+                self._hosts_part(item)
             case ["t", cycle, position, result, *reason]:
                 self.turns[cycle].take(position, result, *reason)
-                message = tool_message(result)
-                self._append(message.to_wire(), message)
-            case ["c", segment, end]:
-                self.candidates[segment] = end
+                self._answer(self.turns[cycle])
             case ["p", cycle, position]:
                 self._append(picture(self.turns[cycle].results[position]).to_wire())
-            case ["e", segment, end]:
-                self.ends[segment] = end
+            case ["c" | "e", segment, end]:
+                (self.ends if item[0] == "e" else self.candidates)[segment] = end
+            case _:
+                self._add_memory(item)
+
+    def _add_memory(self, item: Sequence[Any]) -> None:
+        match item:
+            case ["x", cycle, usage, source, cache]:
+                self.asides.append((cycle, usage, source, cache))
+            case ["y", state]:
+                self.session = state
+            case ["k", cycle, stage, changed]:
+                self.compactions[cycle] = stage
+                self._replace(changed)
+            case ["r", cycle, stage, kept]:
+                self.compactions[cycle] = stage
+                self._reset(cycle, kept)
             case _:
                 raise StoreError("store_corrupt", f"the log holds an unknown item {item[:1]!r}")
 
-    def _begin(self, segment: int, wire: Mapping[str, Any] | None = None) -> None:
+    def _hosts_part(self, item: Sequence[Any]) -> None:
+        """What the host's code made of the run."""
+        match item:
+            case ["b", cycle]:
+                self.prepared.add(cycle)
+            case ["n", cycle, names]:
+                self.planned[cycle] = frozenset(names)
+            case ["h", cycle, position, call, result]:
+                self.turns[cycle].hooked[position] = (ToolCall.from_wire(call), result)
+            case ["v", cycle, text, error]:
+                self.repairs[cycle] = (text, error)
+
+    def _answer(self, turn: Turn) -> None:
+        """The model reads results in the order of its calls, whichever is there first."""
+        while (result := turn.results.get(turn.answered)) is not None:
+            turn.answered += 1
+            message = tool_message(result)
+            self._append(message.to_wire(), message)
+
+    def _turn(self, wire: Mapping[str, Any], turn: Turn) -> None:
+        if turn.usage:
+            self.measured = turn.usage, self.estimated
+        if not turn.message.is_empty:
+            self._append(wire, turn.message)
+        self.turn_n += 1
+        self.turns[turn.cycle] = turn
+        if turn.message.content.strip():
+            self.last_text = turn.message.content
+
+    def _begin(
+        self, segment: int, wire: Mapping[str, Any] | None = None, before: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
         """A segment begins with its input, or goes on with that of the one before."""
-        self._first[segment] = len(self.messages)
+        if before is not None:
+            self.messages, self.estimated, self.identity, self.last_text = [], 0, b"", None
+            for message in before:
+                self._append(message)
+        self._first[segment] = len(self.history)
         self.inputs[segment] = self.inputs.get(segment - 1, "") if wire is None else self._append(wire).content
-        self._begun[segment] = len(self.messages)
+        self._begun[segment] = len(self.history)
 
     def answer(self, segment: int) -> str | None:
         """The final answer (or wait reason) of a segment that ended."""
@@ -181,22 +268,70 @@ class Transcript:
     def partial(self, segment: int) -> str | None:
         """The last text of a segment that ended without completing."""
         end = self.ends.get(segment)
-        return self.last_text if end is not None and end["status"] != "completed" else None
+        return self.partial_of(end) if end is not None and end["status"] != "completed" else None
+
+    def partial_of(self, end: Mapping[str, Any]) -> str | None:
+        """The text an end keeps: that of the answer it did not become, else the last one."""
+        return self.resolve(end["partial"]) if end.get("partial") is not None else self.last_text
 
     def new_items(self, segment: int) -> tuple[Message, ...]:
         """The messages a segment added after its input."""
-        return tuple(self.messages[self._begun.get(segment, len(self.messages)) :])
+        return tuple(self.history[self._begun.get(segment, len(self.history)) :])
 
     def items(self, segment: int) -> tuple[Message, ...]:
         """What a segment adds to a session: its input and the messages after it, none of the system."""
-        first = self._first.get(segment, len(self.messages))
-        return tuple(message for message in self.messages[first:] if message.role != "system")
+        first = self._first.get(segment, len(self.history))
+        return tuple(message for message in self.history[first:] if message.role != "system")
+
+    def knows(self, segment: int) -> bool:
+        """Whether all messages of the segment are here."""
+        return self.whole or segment in self._first
+
+    def rewritten(self, cycle: int, stage: int, messages: Sequence[Message]) -> list[list[Any]]:
+        """The items by which these messages take the place of those the model is shown: only what differs, or all of
+        them where they are fewer, or much less than would have to be read otherwise."""
+        if len(messages) >= (known := len(self.messages)):
+            pairs = enumerate(zip(self.messages, messages, strict=False))
+            changed = {place: new.to_wire() for place, (old, new) in pairs if new is not old and new != old}
+            if not changed or self.read_bytes < _WORTH_A_RESET * len(pack([m.to_wire() for m in messages])):
+                return [["k", cycle, stage, changed], *(message_item(cycle, message) for message in messages[known:])]
+        segment = max(self.inputs, default=0)
+        kept = {
+            "messages": [message.to_wire() for message in messages], "text": self.last_text, "turns": self.turn_n,
+            "segment": segment, "input": self.inputs.get(segment, ""), "seen": self.baselines,
+            "prepared": cycle in self.prepared, "measured": self.measured, "session": self.session,
+        }  # fmt: skip
+        return [["r", cycle, stage, kept]]
 
     def _append(self, wire: Mapping[str, Any], decoded: Message | None = None) -> Message:
         message = decoded or Message.from_wire(wire)
-        self.messages.append(message)
-        self.identity = hashlib.sha256(self.identity + msgpack.packb(wire)).digest()
+        self.history.append(message)
+        self._show(wire, message)
         return message
+
+    def _show(self, wire: Any, message: Message) -> None:
+        self.messages.append(message)
+        self.estimated += estimate_message(message)
+        self.identity = hashlib.sha256(self.identity + msgpack.packb(wire)).digest()
+
+    def _replace(self, changed: Mapping[int, Mapping[str, Any]]) -> None:
+        for place, wire in changed.items():
+            message = Message.from_wire(wire)
+            self.estimated += estimate_message(message) - estimate_message(self.messages[place])
+            self.messages[place] = message
+        if changed:
+            self.identity = hashlib.sha256(self.identity + msgpack.packb(changed)).digest()
+
+    def _reset(self, cycle: int, kept: Mapping[str, Any]) -> None:
+        self.messages, self.estimated, self.identity, self.read_bytes = [], 0, b"", 0
+        for wire in kept["messages"]:
+            self._show(wire, Message.from_wire(wire))
+        self.last_text, self.turn_n, self.session = kept["text"], kept["turns"], kept["session"]
+        self.inputs[kept["segment"]] = kept["input"]
+        self.baselines = dict(kept["seen"])
+        self.measured = tuple(kept["measured"]) if kept["measured"] else None
+        if kept["prepared"]:
+            self.prepared.add(cycle)
 
 
 def tool_message(result: Mapping[str, Any]) -> Message:

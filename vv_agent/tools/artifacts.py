@@ -44,20 +44,21 @@ def shortened(
 
 
 def keep(
-    workspace: WorkspaceBackend | None, cycle: int, tool_call_id: str, text: str, check_claim: Callable[[], None]
-) -> str:
+    workspace: WorkspaceBackend | None, cycle: int, tool_call_id: str, text: str, check_claim: Callable[[], None],
+    *, folder: str = ARTIFACTS,
+) -> str:  # fmt: skip
     """Write a text into the workspace and give its path; the same call writes the same file again."""
     if workspace is None:
         raise OSError("this run has no workspace")
-    name = tool_call_id if _SAFE.fullmatch(tool_call_id) else f"tool_result_{_hex(tool_call_id)}"
-    path = f"{ARTIFACTS}/cycle_{cycle}/{name}.txt"
+    name = tool_call_id if _SAFE.fullmatch(tool_call_id) else f"tool_result_{_hex(f'{tool_call_id}{chr(0)}{text}')}"
+    path = f"{folder}/cycle_{cycle}/{name}.txt"
     check_claim()
     workspace.write_bytes(path, _wrapped(text).encode(), before_rename=check_claim)
     return path
 
 
-def _hex(tool_call_id: str) -> str:
-    return hashlib.sha256(tool_call_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+def _hex(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _wrapped(text: str) -> str:

@@ -1,0 +1,272 @@
+"""Summaries: what is asked of a model, what is made without one, and the message that takes the place of a history.
+
+The keys of the summary and the two tags are pinned (spec/27); the prompts are ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from vv_agent.memory.stages import is_warning
+from vv_agent.memory.tokens import estimate
+from vv_agent.messages import Message
+
+VERSION = "2.0"
+LISTS = (
+    "user_constraints", "decisions", "files_examined_or_modified", "errors_and_fixes", "progress", "key_facts",
+    "open_issues", "next_steps",
+)  # fmt: skip
+"""Keys of a summary whose values are lists, in the order of the prompt."""
+_REQUEST = ("<Original User Request>", "</Original User Request>")
+_MEMORY = ("<Compressed Agent Memory>", "</Compressed Agent Memory>")
+_FILES = ("<Restored Files>", "</Restored Files>")
+_ARTIFACTS = ("<Artifacts>", "</Artifacts>")
+MAX_REQUEST_CHARS, MAX_REQUESTS_CHARS = 4_000, 16_000
+"""Code points a summary keeps of each request of the user, and of all, the newest; the first is kept whole beside
+them."""
+MAX_ITEMS = 60
+"""Entries a list of the summary keeps over several compactions, the newest."""
+_MAX_ARTIFACTS = 60
+_EXCERPT, _STATE = 200, 500
+PROMPT_CHARS, PROMPT_HEAD, PROMPT_TAIL = 2_000, 1_200, 400
+CUT = "\n...[truncated]...\n"
+_SYSTEM = {
+    "en-US": "You compress the working memory of an agent. Answer with one JSON object and nothing else. Its keys: "
+    'summary_version ("2.0"), user_constraints, decisions, files_examined_or_modified (objects with path, action '
+    "created/modified/deleted/read, summary), errors_and_fixes (objects with error, fix, file), progress, key_facts, "
+    "open_issues, next_steps (lists) and current_work_state (text). Keep every fact, name, number, path and "
+    "identifier that later work may need, word for word; what an earlier summary holds stays unless it was overtaken.",
+    "zh-CN": "你负责压缩一个智能体的工作记忆。只回答一个 JSON 对象。键为：summary_version（\"2.0\"）、"
+    "user_constraints、decisions、files_examined_or_modified"
+    "（含 path、action created/modified/deleted/read、summary 的对象）、"
+    "errors_and_fixes（含 error、fix、file 的对象）、progress、key_facts、open_issues、next_steps（均为列表）"
+    "以及 current_work_state（文本）。后续工作可能用到的每个事实、名称、数字、路径和标识都要原样保留；"
+    "以前的摘要里的内容，除非已被取代，也要保留。",
+}  # fmt: skip
+_ACTIONS = {"edit_file": "modified", "write_file": "created", "read_file": "read"}
+_RANK = ("modified", "created", "deleted", "read")
+
+
+# What a model is asked, and what it answers.
+
+
+def prompt(messages: Sequence[Message], language: str, room: int) -> tuple[Message, Message]:
+    """The request for a summary of about `room` tokens at most."""
+    system = Message("system", _SYSTEM.get(language, _SYSTEM["en-US"]))
+    limit = PROMPT_CHARS
+    while True:
+        text = "\n\n".join(rendered(message, limit) for message in messages if message.role != "system")
+        if estimate(text) <= room or limit <= 100:
+            break
+        limit //= 2
+    if (tokens := estimate(text)) > room:  # many small messages: the oldest summary and the newest work are in the ends
+        part = max(1, len(text) * room // tokens // 2)
+        text = text[:part] + CUT + text[len(text) - part :]
+    return system, Message("user", text)
+
+
+def rendered(message: Message, limit: int = PROMPT_CHARS) -> str:
+    """A message as text for a prompt; one that holds a summary stays whole."""
+    calls = "".join(f"\n(calls {call.name} {shortened(call.arguments, limit)})" for call in message.tool_calls)
+    text = message.content if _block(message.content, _MEMORY) else shortened(message.content, limit)
+    return f"[{message.role}] {text}{calls}"
+
+
+def shortened(text: str, limit: int = PROMPT_CHARS) -> str:
+    """Head and tail of a text that is longer than `limit` code points."""
+    if len(text) <= limit:
+        return text
+    return text[: limit * PROMPT_HEAD // PROMPT_CHARS] + CUT + text[len(text) - limit * PROMPT_TAIL // PROMPT_CHARS :]
+
+
+def answered(raw: str) -> str:
+    """A model's answer without its analysis, code fence and tags."""
+    text = re.sub(r"<analysis>.*?</analysis>", "", raw, flags=re.DOTALL)
+    text = _block(text, ("<summary>", "</summary>")) or text
+    fenced = re.search(r"```(?:\w+)?\s*\n(.*?)```", text, flags=re.DOTALL)
+    return (fenced.group(1) if fenced else text).strip()
+
+
+def parsed(raw: str) -> dict[str, Any] | None:
+    """The first JSON object in a text."""
+    return next((value for value in _decoded(raw, "{") if isinstance(value, dict)), None)
+
+
+def first_array(raw: str) -> list[Any]:
+    """The first JSON array in a text; empty if there is none."""
+    return next((value for value in _decoded(raw, "[") if isinstance(value, list)), [])
+
+
+def _decoded(raw: str, opening: str) -> Iterator[Any]:
+    decoder = json.JSONDecoder()
+    for found in re.finditer(re.escape(opening), raw):
+        try:
+            yield decoder.raw_decode(raw, found.start())[0]
+        except (ValueError, RecursionError):
+            continue
+
+
+def of_model(raw: str, messages: Sequence[Message]) -> dict[str, Any] | None:
+    """The summary in a model's answer, with the user's own words as they were said; None for an empty answer. A text
+    that is no JSON becomes the state of the work."""
+    text = answered(raw)
+    if not text:
+        return None
+    found = parsed(text) or {"current_work_state": text}
+    found.pop("original_user_messages", None)
+    return {"summary_version": VERSION, "original_user_messages": originals(messages), **found}
+
+
+# What is made without a model.
+
+
+def local(messages: Sequence[Message], event_limit: int) -> dict[str, Any]:
+    """The summary of a history by rules alone; what an earlier one held is carried on."""
+    before = _earlier(messages)
+    said = [message for message in messages if message.content.strip() and _block(message.content, _MEMORY) is None]
+    events = [_event(message) for message in messages[2:] if _block(message.content, _MEMORY) is None]
+    made: dict[str, Sequence[Any]] = {
+        "files_examined_or_modified": _files(messages),
+        "errors_and_fixes": list(_errors(messages)),
+        "progress": [f"{n:02}. {event}" for n, event in enumerate(events, 1)][-event_limit:],
+        "key_facts": _notes(messages),
+    }
+    return {
+        "summary_version": VERSION,
+        "original_user_messages": originals(messages),
+        **{name: _joined(before.get(name), made.get(name, ())) for name in LISTS[:-1]},
+        "current_work_state": excerpt(said[-1].content if said else "", _STATE),
+        "next_steps": _joined(before.get("next_steps"), ()),
+    }
+
+
+def originals(messages: Sequence[Message]) -> list[str]:
+    """What the user asked for, in order, each once: also what earlier summaries kept of it."""
+    found: dict[str, None] = {}
+    for message in messages:
+        if message.role != "user" or is_warning(message):
+            continue
+        memory = _block(message.content, _MEMORY)
+        kept = (parsed(memory) or {}).get("original_user_messages") if memory else None
+        request = _block(message.content, _REQUEST)
+        texts = kept if isinstance(kept, list) else [request if request is not None else message.content]
+        found.update(dict.fromkeys(str(text).strip() for text in texts if str(text).strip()))
+    first, *later = list(found) or [""]
+    newest: list[str] = []
+    room = MAX_REQUESTS_CHARS
+    for text in reversed(later):
+        short = shortened(text, MAX_REQUEST_CHARS)
+        if (room := room - len(short)) < 0:
+            break
+        newest.insert(0, short)
+    return [text for text in (first, *newest) if text]
+
+
+def _earlier(messages: Sequence[Message]) -> dict[str, Any]:
+    blocks = [_block(message.content, _MEMORY) for message in messages if message.role == "user"]
+    return next((found for block in blocks if block and (found := parsed(block))), {})
+
+
+def _joined(before: Any, new: Sequence[Any]) -> list[Any]:
+    """Both lists without repeats; the newest entries, and of files the last word about each."""
+    items = [*(before if isinstance(before, list) else ()), *new]
+    seen = {_key(item): item for item in items}
+    return list(seen.values())[-MAX_ITEMS:]
+
+
+def _key(item: Any) -> str:
+    path = item.get("path") if isinstance(item, Mapping) else None
+    return f"path {path}" if path else json.dumps(item, sort_keys=True, ensure_ascii=False)
+
+
+def _event(message: Message) -> str:
+    details = []
+    if message.tool_calls:
+        details.append(f"tool_calls={','.join(call.name for call in message.tool_calls)}")
+    if message.tool_call_id:
+        details.append(f"tool_call_id={message.tool_call_id}")
+    shown = f" ({', '.join(details)})" if details else ""
+    return f"{message.role}: {excerpt(message.content, _EXCERPT)}{shown}"
+
+
+def excerpt(text: str, limit: int) -> str:
+    """A text on one line, cut to `limit` code points."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def _files(messages: Sequence[Message]) -> list[dict[str, str]]:
+    actions: dict[str, str] = {}
+    for name, arguments in _calls(messages):
+        path = arguments.get("path")
+        if (action := _ACTIONS.get(name)) is None or not isinstance(path, str):
+            continue
+        action = "modified" if name == "write_file" and arguments.get("append") else action
+        known = actions.get(path, "read")
+        actions[path] = action if _RANK.index(action) < _RANK.index(known) else known
+    return [{"path": path, "action": act, "summary": f"{act.capitalize()} {path}"} for path, act in actions.items()]
+
+
+def _calls(messages: Sequence[Message]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for message in messages:
+        for call in message.tool_calls:
+            try:
+                yield call.name, call.parsed()
+            except ValueError:
+                continue
+
+
+def _notes(messages: Sequence[Message]) -> list[str]:
+    """What the model wrote down for itself."""
+    notes = (arguments.get("core_information") for name, arguments in _calls(messages) if name == "compress_memory")
+    return [note for note in notes if isinstance(note, str) and note.strip()]
+
+
+def _errors(messages: Sequence[Message]) -> Iterator[dict[str, str]]:
+    """Results that say they are errors, with what the assistant said next."""
+    for place, message in enumerate(messages):
+        if message.role == "tool" and message.content.startswith(("Error", '{"ok": false', '{"ok":false')):
+            later = (m.content for m in messages[place + 1 :] if m.role == "assistant" and m.content.strip())
+            fix = excerpt(next(later, ""), _EXCERPT)
+            yield {"error": excerpt(message.content, _EXCERPT), "fix": fix, "file": ""}
+
+
+# The message that takes the place of the history.
+
+
+def compressed(
+    messages: Sequence[Message], summary: Mapping[str, Any], *, files: Mapping[str, str], artifacts: Iterable[str]
+) -> list[Message]:
+    """The system messages, and one of the user with the requests, the summary, some files and the list of artifacts."""
+    kept = [text for message in messages for text in (_block(message.content, _ARTIFACTS) or "").split("\n") if text]
+    paths = list(dict.fromkeys([*kept, *artifacts]))[-_MAX_ARTIFACTS:]
+    requests = "\n\n".join(originals(messages))
+    parts = [_tagged(_REQUEST, requests), _tagged(_MEMORY, json.dumps(summary, ensure_ascii=False))]
+    if files:
+        parts.append(
+            _tagged(_FILES, "\n".join(f'<file path="{path}">\n{text}\n</file>' for path, text in files.items()))
+        )
+    if paths:
+        parts.append(_tagged(_ARTIFACTS, "\n".join(paths)))
+    return [*(message for message in messages if message.role == "system"), Message("user", "\n\n".join(parts))]
+
+
+def key_files(summary: Mapping[str, Any]) -> list[str]:
+    """The paths of a summary's files, the changed ones first."""
+    listed = summary.get("files_examined_or_modified")
+    items = [i for i in listed if isinstance(i, Mapping)] if isinstance(listed, list) else []
+    known = [(str(i.get("action")), i["path"]) for i in items if isinstance(i.get("path"), str)]
+    return [path for action in _RANK for given, path in known if given == action]
+
+
+def _tagged(tags: tuple[str, str], text: str) -> str:
+    return f"{tags[0]}\n{text}\n{tags[1]}"
+
+
+def _block(text: str, tags: tuple[str, str]) -> str | None:
+    """What stands between two tags, from the first opening to the last closing one."""
+    begin, end = text.find(tags[0]), text.rfind(tags[1])
+    return text[begin + len(tags[0]) : end].strip() if 0 <= begin < end else None
