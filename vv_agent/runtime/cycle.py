@@ -116,7 +116,7 @@ def _decided(run: Run, decide: Callable[[Run], Decision]) -> Decision | None:
         run.save(Park(ParkReason.CHILDREN, due_in=run.children.due_in(run.engine.store.now())))
     except (HookFailed, ApprovalFailed) as error:
         tool_calls.close_open_calls(run, "The run failed before this call.")
-        return output.failed(error.message, error.code)
+        return output.failed(str(error) if isinstance(error, HookFailed) else error.message, error.code)
     return None
 
 

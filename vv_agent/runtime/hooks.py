@@ -142,8 +142,10 @@ def _permitted(run: Run, tools: Iterable[Mapping[str, Any]]) -> Iterator[Mapping
 
 def note_shown(run: Run, tools: Sequence[Mapping[str, Any]]) -> None:
     """Note which tools the model was shown, where that is not what it is shown anyway."""
+    if not run.program.hooks.runtime:
+        return
     names = [name_of(schema) for schema in tools]
-    if run.program.hooks.runtime and names != [name_of(schema) for schema in shown(run)]:
+    if names != [name_of(schema) for schema in shown(run)]:
         run.log(["n", run.cycle, names])
 
 

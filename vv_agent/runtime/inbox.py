@@ -137,6 +137,11 @@ class Inbox:
         self.consumed += children
         return list(children.values())
 
+    @property
+    def hears(self) -> bool:
+        """Whether something was said that waits to be handed over."""
+        return bool(self._words)
+
     def give_words(self, words: Words) -> None:
         """Hand over what was said; the next save consumes it."""
         for kind, message in self._words.values():
