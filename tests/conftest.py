@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import servers
+from tests import matrix, servers
+from tests.matrix import pytest_itemcollected, pytest_runtest_logreport, pytest_sessionfinish  # noqa: F401 - hooks
+from tests.redis_server import RedisServer, any_redis
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.store import CheckpointStore, open_store
 from vv_agent.testing import FakeClock
@@ -21,6 +23,8 @@ STORES = ("memory", "sqlite", "postgres", "redis")
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for server, why in servers.MISSING.items():
         terminalreporter.write_line(f"not run: tests on {server}: {why}")
+    for line in matrix.summary(terminalreporter.config):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,6 +35,25 @@ def _nobodys_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     if before is not None:
         os.environ["HOME"] = before
+
+
+@pytest.fixture(scope="session")
+def _redis_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer | None]:
+    binary = any_redis()
+    if binary is None:
+        yield None
+        return
+    server = RedisServer(tmp_path_factory.mktemp("redis"), binary)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def redis_server(_redis_of_session: RedisServer | None) -> RedisServer:
+    """A Redis that only tests of this session use, each in databases of its own."""
+    if _redis_of_session is None:
+        pytest.skip(servers.MISSING["a redis of its own"])
+    return _redis_of_session
 
 
 @pytest.fixture

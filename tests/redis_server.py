@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -36,6 +37,14 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise AssertionError("no port is free")
+
+
+_databases = itertools.count()
+
+
+def database() -> int:
+    """The number of a database of the session's own server that nobody used yet."""
+    return next(_databases)
 
 
 class RedisServer:

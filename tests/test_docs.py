@@ -143,13 +143,13 @@ def test_every_variable_that_is_read_is_documented() -> None:
 
 # Error codes.
 
-NEVER_LEAVE = {"run_cancelled", "worker_stopping", "reconciliation_required", "rate_limited"}
+NEVER_LEAVE = {"run_cancelled", "worker_stopping", "reconciliation_required", "rate_limited", "message_invalid"}
 """Codes of exceptions that the runtime turns into something else before anybody sees them, and the kind of an
 `LlmError` that gets its prefix there."""
 _CODE = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+\Z")
 _CODE_FIRST = frozenset({
     "VVAgentError", "ConfigError", "SettingsError", "ReferenceInvalid", "CheckpointError", "CannotServe", "StoreError",
-    "EventStoreError", "PydanticCustomError", "_fault",
+    "EventStoreError", "PydanticCustomError", "_fault", "HookFailed",
 })  # fmt: skip
 _CODE_SECOND = frozenset({"ToolError", "failed"})
 

@@ -14,13 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "vv_agent"
 LAYERS = (
     "errors settings _json _pointer _facade _loop cancellation",
-    "messages history events event_store types usage budget results tool_metadata _wire",
+    "messages history events event_store tracing types usage budget results tool_metadata _wire",
     "agent config context hooks approvals references definition definition_rules llm tools workspace sessions checkpoint "
     "memory.provider",
     "prompt skills memory tools.builtin",
     "runtime",
     "dispatch",
-    "runner launch following outcome run_handle result interactive testing process",
+    "runner launch following outcome run_handle result interactive agent_runtime testing process",
     "workers app_server cli",
 )
 """From below to above; a name stands for the module or the whole package."""
@@ -31,7 +31,7 @@ HOMES = {
     "celery": ("dispatch.celery", "workers"),
     "kombu": ("workers.transport",),
     "redis": ("*.redis", "checkpoint.redis"),
-    "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql", "sessions.sql"),
+    "sqlalchemy": ("checkpoint.sql", "cli.doctor.sql", "sessions.sql", "app_server.sql"),
     "boto3": ("workspace.s3",),
     "botocore": ("workspace.s3",),
     "tiktoken": ("memory.tokens",),

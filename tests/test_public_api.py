@@ -19,40 +19,21 @@ PLACES = "the import paths runtime.backends and runtime.stores (DESIGN 10); back
 RECORD = "the record is ours (DESIGN 10): vv_agent.checkpoint.Head and Snapshot"
 
 HANDOFFS: Later = ("control", "hand-offs and sub-agents are not built yet")
-HOOKS: Later = ("control", "hooks and guardrails are not built yet")
-SESSIONS: Later = ("control", "sessions, event stores and tracing of a run are not built yet")
-STEERING: Later = ("control", "steering a run under way is not built yet")
+LOGS: Later = ("control", "log previews and dumps are not built yet")
 RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
 TOOLS: Later = ("tools", "the other tools and workspaces are not built yet")
-SERVER: Later = ("app server", "the App Server is not built yet")
-INTERACTIVE: Later = ("control", "interactive sessions are not built yet")
 
 CAPABILITIES: dict[Later, str] = {
-    HANDOFFS: "agent.sub_agent_config agent.handoff agent.background_task",
-    HOOKS: "agent.guardrail_outcome run_config.after_cycle_hook run_config.after_cycle_snapshot "
-    "run_config.after_cycle_decision run_config.after_cycle_action run_config.native_cycle_outcome "
-    "run_config.native_cycle_outcome_kind",
-    SESSIONS: "tracing.span tracing.sink tracing.jsonl_exporter",
-    RUNTIME: "runtime_backend.agent_runtime runtime_backend.cycle_runner runtime_backend.tool_call_runner",
+    HANDOFFS: "agent.background_task",
+    RUNTIME: "runtime_backend.cycle_runner runtime_backend.tool_call_runner",
 }
-DOMAINS: dict[str, Later] = {
-    "interactive": INTERACTIVE, "app_server": SERVER,
-}  # fmt: skip
+DOMAINS: dict[str, Later] = {}
 """Domains of which nothing is built yet."""
-SURFACES: dict[str, Later] = {
-    "sub_agent_config": HANDOFFS, "interactive_session": INTERACTIVE, "interactive_client": INTERACTIVE, "app_server": SERVER,
-    "app_server_client": SERVER,
-    "tracing_span": SESSIONS, "tracing_sink": SESSIONS,
-}  # fmt: skip
+SURFACES: dict[str, Later] = {}
 """Objects that are not built yet."""
 MEMBERS: dict[Later, str] = {
-    HANDOFFS: "agent.handoffs agent.sub_agents agent.as_tool agent.as_background_task run_config.max_handoffs "
-    "run_config.sub_task_manager",
-    HOOKS: "agent.input_guardrails agent.output_guardrails agent.output_type agent.hooks run_config.hooks "
-    "run_config.after_cycle_hooks run_config.interruption_messages",
-    SESSIONS: "run_config.event_store run_config.event_store_fail_closed run_config.trace_sink "
-    "run_config.trace_id run_config.workflow_name run_config.log_preview_chars run_config.debug_dump_dir",
-    STEERING: "run_handle.steer run_handle.follow_up run_handle.resume",
+    HANDOFFS: "run_config.sub_task_manager",
+    LOGS: "run_config.log_preview_chars run_config.debug_dump_dir",
 }
 
 

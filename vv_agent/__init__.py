@@ -37,6 +37,7 @@ _home(
 )
 _home("vv_agent.events", "RunEvent ToolCallPlannedEvent DiagnosticEvent parse_event")
 _home("vv_agent.event_store", "RunEventStore IdempotentRunEventStore JsonlRunEventStore MemoryRunEventStore")
+_home("vv_agent.tracing", "Span TraceSink JsonlTraceExporter")
 _home("vv_agent.result", "RunResult RunState ResolvedModel")
 _home("vv_agent.definition", "RunDefinition CapabilityRef")
 _home("vv_agent.checkpoint.journal", "OperationJournalEntry OperationKind OperationState OperationError")
@@ -56,11 +57,25 @@ _home("vv_agent.sessions.base", "Session SessionAppendOutcome SessionItem Sessio
 _home("vv_agent.sessions.memory", "MemorySession MemorySessionStore")
 _home("vv_agent.sessions.sql", "SqliteSession SqliteSessionStore SqlSessionStore")
 _home("vv_agent.sessions.redis", "RedisSession RedisSessionStore")
-_home("vv_agent.agent", "Agent NoToolPolicy RunContext")
+_home(
+    "vv_agent.hooks",
+    "RuntimeHook BeforeLlmPatch BeforeToolCallPatch AfterCycleHook AfterCycleSnapshot AfterCycleDecision "
+    "AfterCycleAction NativeCycleOutcome NativeCycleOutcomeKind InputGuardrail OutputGuardrail GuardrailResult "
+    "OutputValidation OutputValidationContext OutputValidationResult OutputRepairRequest",
+)
+_home("vv_agent.agent", "Agent Handoff NoToolPolicy RunContext SubAgentConfig handoff")
 _home("vv_agent.context", "ContextFragment ContextProvider ContextRequest")
-_home("vv_agent.config", "RunConfig ExecutionMode")
+_home("vv_agent.config", "RunConfig ExecutionMode build_vv_llm_from_local_settings")
 _home("vv_agent.run_handle", "RunHandle RunHandleState RunHandleStatus")
 _home("vv_agent.runner", "Runner ConfiguredRunner")
+_home(
+    "vv_agent.interactive",
+    "AgentSession AgentSessionEvent AgentSessionEventGapError AgentSessionOptions AgentSessionState "
+    "InteractiveAgentClient",
+)
+_home("vv_agent.agent_runtime", "AgentRuntime AgentTask RuntimeRunControls")
+_home("vv_agent.app_server.host", "AppServerHost DefaultAppServerHost")
+_home("vv_agent.app_server.server", "AppServer")
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 

@@ -1,8 +1,17 @@
 """Types of the front door, whose names are loaded when first used; `tests/unit/test_front_door.py` compares them."""
 
 from vv_agent.agent import Agent as Agent
+from vv_agent.agent import Handoff as Handoff
 from vv_agent.agent import NoToolPolicy as NoToolPolicy
 from vv_agent.agent import RunContext as RunContext
+from vv_agent.agent import SubAgentConfig as SubAgentConfig
+from vv_agent.agent import handoff as handoff
+from vv_agent.agent_runtime import AgentRuntime as AgentRuntime
+from vv_agent.agent_runtime import AgentTask as AgentTask
+from vv_agent.agent_runtime import RuntimeRunControls as RuntimeRunControls
+from vv_agent.app_server.host import AppServerHost as AppServerHost
+from vv_agent.app_server.host import DefaultAppServerHost as DefaultAppServerHost
+from vv_agent.app_server.server import AppServer as AppServer
 from vv_agent.approvals import ApprovalAction as ApprovalAction
 from vv_agent.approvals import ApprovalBroker as ApprovalBroker
 from vv_agent.approvals import ApprovalDecision as ApprovalDecision
@@ -33,6 +42,7 @@ from vv_agent.checkpoint.reconciliation import ReconciliationDecision as Reconci
 from vv_agent.checkpoint.reconciliation import ReconciliationProvider as ReconciliationProvider
 from vv_agent.config import ExecutionMode as ExecutionMode
 from vv_agent.config import RunConfig as RunConfig
+from vv_agent.config import build_vv_llm_from_local_settings as build_vv_llm_from_local_settings
 from vv_agent.context import ContextFragment as ContextFragment
 from vv_agent.context import ContextProvider as ContextProvider
 from vv_agent.context import ContextRequest as ContextRequest
@@ -53,6 +63,28 @@ from vv_agent.events import DiagnosticEvent as DiagnosticEvent
 from vv_agent.events import RunEvent as RunEvent
 from vv_agent.events import ToolCallPlannedEvent as ToolCallPlannedEvent
 from vv_agent.events import parse_event as parse_event
+from vv_agent.hooks import AfterCycleAction as AfterCycleAction
+from vv_agent.hooks import AfterCycleDecision as AfterCycleDecision
+from vv_agent.hooks import AfterCycleHook as AfterCycleHook
+from vv_agent.hooks import AfterCycleSnapshot as AfterCycleSnapshot
+from vv_agent.hooks import BeforeLlmPatch as BeforeLlmPatch
+from vv_agent.hooks import BeforeToolCallPatch as BeforeToolCallPatch
+from vv_agent.hooks import GuardrailResult as GuardrailResult
+from vv_agent.hooks import InputGuardrail as InputGuardrail
+from vv_agent.hooks import NativeCycleOutcome as NativeCycleOutcome
+from vv_agent.hooks import NativeCycleOutcomeKind as NativeCycleOutcomeKind
+from vv_agent.hooks import OutputGuardrail as OutputGuardrail
+from vv_agent.hooks import OutputRepairRequest as OutputRepairRequest
+from vv_agent.hooks import OutputValidation as OutputValidation
+from vv_agent.hooks import OutputValidationContext as OutputValidationContext
+from vv_agent.hooks import OutputValidationResult as OutputValidationResult
+from vv_agent.hooks import RuntimeHook as RuntimeHook
+from vv_agent.interactive import AgentSession as AgentSession
+from vv_agent.interactive import AgentSessionEvent as AgentSessionEvent
+from vv_agent.interactive import AgentSessionEventGapError as AgentSessionEventGapError
+from vv_agent.interactive import AgentSessionOptions as AgentSessionOptions
+from vv_agent.interactive import AgentSessionState as AgentSessionState
+from vv_agent.interactive import InteractiveAgentClient as InteractiveAgentClient
 from vv_agent.llm.provider import VvLlmClient as VvLlmClient
 from vv_agent.llm.provider import VvLlmModelProvider as VvLlmModelProvider
 from vv_agent.llm.reference import ModelProvider as ModelProvider
@@ -105,6 +137,9 @@ from vv_agent.tools.output import ToolOutput as ToolOutput
 from vv_agent.tools.policy import ApprovalPolicy as ApprovalPolicy
 from vv_agent.tools.policy import ToolPolicy as ToolPolicy
 from vv_agent.tools.registry import ToolRegistry as ToolRegistry
+from vv_agent.tracing import JsonlTraceExporter as JsonlTraceExporter
+from vv_agent.tracing import Span as Span
+from vv_agent.tracing import TraceSink as TraceSink
 from vv_agent.usage import CacheUsage as CacheUsage
 from vv_agent.usage import CacheUsageStatus as CacheUsageStatus
 from vv_agent.usage import CycleTokenUsage as CycleTokenUsage

@@ -319,6 +319,36 @@ class BudgetEvaluator:
             self._add_calls(tool_names)
         return exhaustion
 
+    def left(self) -> RunBudgetLimits:
+        """Limits of what is left, for a run below: no host cost, whose meter is this run's alone."""
+        limits, usage = self.limits, self.usage
+        used = {
+            "max_total_tokens": usage.total_tokens, "max_uncached_input_tokens": usage.uncached_input_tokens,
+            "max_tool_calls": usage.tool_calls, "max_wall_time_ms": usage.elapsed_ms,
+        }  # fmt: skip
+        rest = {
+            name: max(0, limit - (amount or 0))
+            for name, amount in used.items()
+            if (limit := getattr(limits, name)) is not None
+        }
+        by_name = {
+            name: max(0, limit - usage.tool_calls_by_name.get(name, 0))
+            for name, limit in limits.max_tool_calls_by_name.items()
+        }
+        return RunBudgetLimits(
+            **rest, max_tool_calls_by_name=by_name, unavailable_metric_policy=limits.unavailable_metric_policy
+        )
+
+    def absorb(self, other: BudgetUsageSnapshot) -> None:
+        """Add what a run below has used."""
+        self.observe()
+        for dimension in (_D.TOTAL_TOKENS, _D.UNCACHED_INPUT_TOKENS):
+            self._add_tokens(dimension, other.observed(dimension))
+        self._add_calls(list(Counter(other.tool_calls_by_name).elements()))
+        if not self.usage.latched(_D.WALL_TIME):
+            self._elapsed_before_ms = min(self._elapsed_before_ms + other.elapsed_ms, MAX_WIRE)
+            self.observe()
+
     def observe(self) -> None:
         """Bring `elapsed_ms` and the host cost up to now."""
         if not self.usage.latched(_D.WALL_TIME):

@@ -21,6 +21,8 @@ from vv_agent.messages import Message
 SCHEMA = "vv-agent.run-definition.v1"
 NOT_I_JSON = "checkpoint_definition_not_i_json"
 REDACTED = "<credential-redacted>"
+LINK = "definition:"
+"""How the id of a capability reference begins that names another definition, by its digest."""
 SENSITIVE_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "api-key"})
 
 _T = TypeVar("_T")
@@ -318,6 +320,11 @@ class RunDefinition(_Closed):
 
         data: bytes = msgpack.packb(self.to_wire())
         return data
+
+    def linked(self, slot: str) -> str | None:
+        """The digest of another agent's definition that this one names."""
+        ref = self.capability_refs.get(slot)
+        return ref.id.removeprefix(LINK) if ref is not None and ref.id.startswith(LINK) else None
 
     @cached_property
     def digest(self) -> str:

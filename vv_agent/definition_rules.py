@@ -50,6 +50,15 @@ def normalised(description: Mapping[str, Any]) -> RunDefinition:
     return RunDefinition.parse(wire)
 
 
+def has_credential(wire: Mapping[str, Any], slot: str) -> bool:
+    """Whether a description has a value at a credential slot."""
+    try:
+        credential(wire, slot)
+    except CheckpointError:
+        return False
+    return True
+
+
 def stable_ref(slot: str, obj: Any, given: Mapping[str, CapabilityRef]) -> CapabilityRef | None:
     """The stable name of a process-local object that decides behaviour, else `checkpoint_definition_unstable`.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
 
 from vv_agent._json import digest
 from vv_agent.errors import CheckpointError, EventStoreError
@@ -71,18 +74,11 @@ class MemoryRunEventStore:
         self.append_once(event.event_id, event_digest(event), event)
 
     def append_once(self, event_id: str, payload_digest: str, event: RunEvent) -> AppendOnceResult:
-        computed = event_digest(event)
         with self._lock:
             known = self._known.get(event_id)
             if known is not None and known[0] != payload_digest:
-                raise EventStoreError(
-                    "event_identity_conflict",
-                    f"event {event_id!r} is stored with another payload; an event id must never be used twice",
-                )
-            if computed != payload_digest or event.event_id != event_id:
-                raise EventStoreError(
-                    "event_payload_digest_mismatch", f"the digest or the id given for event {event_id!r} is not its own"
-                )
+                raise _identity_conflict(event_id)
+            _check_identity(event_id, payload_digest, event)
             if known is not None:
                 return known[1]
             self._events.append(event)
@@ -99,7 +95,9 @@ class MemoryRunEventStore:
 class JsonlRunEventStore:
     """One event a line in a UTF-8 file, which other processes may append to as well.
 
-    The file and its folders are created by the first append; a file that is not there replays nothing. Codes:
+    `append_once` keeps the ids of the whole file in memory and reads what is new under a lock of the file, so that
+    workers of one host never write an event twice; on a network file system that is only as good as its locks. The file
+    and its folders are created by the first append; a file that is not there replays nothing. Codes:
     `event_store_io_error`, `event_store_serialization_error`, and `event_store_corrupt_line`, which `replay` raises
     when it comes to a line that is no event: with `.line_number`, after all good events before it.
     """
@@ -107,18 +105,41 @@ class JsonlRunEventStore:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock = threading.Lock()
+        self._index = _Index()
+
+    @property
+    def ref(self) -> str:
+        """The name by which workers open the same file."""
+        return f"{_JSONL}{self.path.absolute()}"
 
     def append(self, event: RunEvent) -> None:
-        try:
-            text = json.dumps(event.to_wire(), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-            line = text.encode("utf-8") + b"\n"
-        except (TypeError, ValueError, RecursionError) as error:
-            raise _not_json(event, error) from error
+        with self._opened() as file:
+            _write(file, _line(event))
+
+    def append_once(self, event_id: str, payload_digest: str, event: RunEvent) -> AppendOnceResult:
+        """`sequence` is the number of the event's line among those that are not blank."""
+        _check_identity(event_id, payload_digest, event)
+        with self._opened() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+            self._index.read(file)
+            known = self._index.lines.get(event_id)
+            if known is None:
+                _write(file, _line(event))
+                self._index.read(file)
+                return AppendOnceResult(True, {"sequence": self._index.lines[event_id][0]})
+            sequence, start = known
+            file.seek(start)
+            if event_digest(_event(file.readline(), sequence)) != payload_digest:
+                raise _identity_conflict(event_id)
+            return AppendOnceResult(False, {"sequence": sequence})
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
         try:
             with self._lock:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with self.path.open("ab+", buffering=0) as file:
-                    _write(file, line)
+                    yield cast(BinaryIO, file)
         except OSError as error:
             raise self._io_error(error) from error
 
@@ -138,6 +159,73 @@ class JsonlRunEventStore:
 
     def _io_error(self, error: OSError) -> EventStoreError:
         return EventStoreError("event_store_io_error", f"event store {self.path}: {error.strerror or error}")
+
+
+_JSONL = "jsonl:"
+_opened: dict[str, JsonlRunEventStore] = {}
+
+
+def open_event_store(ref: str) -> JsonlRunEventStore | None:
+    """The store of a name like `jsonl:/path`, one per process; None for a name of another kind."""
+    if not ref.startswith(_JSONL):
+        return None
+    return _opened.setdefault(ref, JsonlRunEventStore(ref.removeprefix(_JSONL)))
+
+
+class _Index:
+    """Event id -> number and start of its line, as far as the file was read."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, tuple[int, int]] = {}
+        self._count = 0
+        self._end = 0
+        self._file: tuple[int, int] | None = None
+
+    def read(self, file: BinaryIO) -> None:
+        """Read what was added. A file that was replaced or cut is read anew; lines that are no event have no id."""
+        status = os.fstat(file.fileno())
+        which = (status.st_dev, status.st_ino)
+        if which != self._file or status.st_size < self._end:
+            self.lines, self._count, self._end, self._file = {}, 0, 0, which
+        file.seek(self._end)
+        rest = b""
+        while added := file.read(_PIECE):
+            *whole, rest = (rest + added).split(b"\n")
+            for line in whole:
+                self._note(line)
+
+    def _note(self, line: bytes) -> None:
+        if line.strip():
+            self._count += 1
+            with suppress(ValueError, LookupError, TypeError):
+                self.lines.setdefault(json.loads(line)["event_id"], (self._count, self._end))
+        self._end += len(line) + 1
+
+
+_PIECE = 1 << 20
+"""Bytes read at once."""
+
+
+def _line(event: RunEvent) -> bytes:
+    try:
+        text = json.dumps(event.to_wire(), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return text.encode("utf-8") + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _not_json(event, error) from error
+
+
+def _check_identity(event_id: str, payload_digest: str, event: RunEvent) -> None:
+    if event_digest(event) != payload_digest or event.event_id != event_id:
+        raise EventStoreError(
+            "event_payload_digest_mismatch", f"the digest or the id given for event {event_id!r} is not its own"
+        )
+
+
+def _identity_conflict(event_id: str) -> EventStoreError:
+    return EventStoreError(
+        "event_identity_conflict",
+        f"event {event_id!r} is stored with another payload; an event id must never be used twice",
+    )
 
 
 def _write(file: Any, line: bytes) -> None:

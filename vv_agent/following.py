@@ -11,27 +11,34 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from vv_agent import process
 from vv_agent._loop import awaited_on, run_async
 from vv_agent.approvals import ApprovalBroker, ApprovalDecision, ApprovalProvider, ApprovalRequest
+from vv_agent.checkpoint.identity import event_id
 from vv_agent.checkpoint.record import Head
 from vv_agent.config import RunConfig
 from vv_agent.dispatch.base import Backend, CycleDispatcher
+from vv_agent.dispatch.inline import InlineBackend
 from vv_agent.errors import CheckpointError, VVAgentError
-from vv_agent.events import ApprovalRequestedEvent, ApprovalResolvedEvent, RunEvent
+from vv_agent.events import ApprovalRequestedEvent, ApprovalResolvedEvent, RunEvent, make_event
 from vv_agent.launch import Admitted, open_approvals
 from vv_agent.outcome import read_result
 from vv_agent.result import RunResult
+from vv_agent.results import AgentResult, AgentStatus, CompletionReason
 from vv_agent.run_handle import RunHandle
 from vv_agent.runtime import eventlog
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.feed import EventFeed
+from vv_agent.runtime.opening import InputBlocked
 from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.program import Program
+from vv_agent.tracing import Tracer
+from vv_agent.usage import aggregate
 
 T = TypeVar("T")
 _LOOK = 0.25
@@ -48,7 +55,7 @@ class Start:
         self.backend = backend
         self._run = admitted
         self._config = config
-        self._feed = WatchedFeed(config.stream)
+        self._feed = WatchedFeed(config.stream, tracer_of(config, admitted.body))
         self.handle = RunHandle(engine, dispatcher, admitted.key, admitted.run_id, self._feed)
         self._feed.desk = desk_for(config, self.handle, past=not backend.local)
 
@@ -59,7 +66,7 @@ class Start:
         if token is not None:
             self.handle.when_over(token.on_cancel(lambda: self.handle.leave(token.reason)))
         if self._run.rests:
-            self.handle.finish(lambda: read_result(self.engine, self._run.key, ()))
+            self.handle.finish(self._read)
         elif not self.backend.local:
             programs, key = self.engine.programs, self._run.key
             programs.bind(key, self._run.program)  # should no worker be there, this process has what the run needs
@@ -69,6 +76,7 @@ class Start:
                 self._feed,
                 self._run.body,
                 then=lambda: programs.unbind(key, self._run.program),
+                read=self._read,
             )
             self.backend.drive(self.engine, self._run.recipe, resume=self._run.existed)
         elif in_caller:
@@ -77,6 +85,12 @@ class Start:
             self._drive(None)
         else:
             in_background(lambda: self._drive(loop))
+
+    def _read(self) -> RunResult:
+        """The result, with what this call knows and the record does not."""
+        kind = self._run.program.hooks.output_type
+        result = read_result(self.engine, self._run.key, tuple(self._feed.events), kind)
+        return replace(result, cancellation=self._config.cancellation_token)
 
     def _drive(self, loop: asyncio.AbstractEventLoop | None) -> None:
         key, engine = self._run.key, self.engine
@@ -90,7 +104,7 @@ class Start:
         def work() -> RunResult:
             drive = partial(self.backend.drive, engine, self._run.recipe, resume=self._run.existed)
             carry_on(drive, waits=self._run.waits)
-            return read_result(engine, key, tuple(self._feed.events))
+            return self._read()
 
         try:
             with awaited_on(loop):
@@ -108,6 +122,48 @@ class Start:
                 engine.programs.unbind(key, self._run.program)
             else:
                 forget()
+
+
+class Blocked:
+    """A start whose input a guardrail did not let pass: no record, no model, a failed result."""
+
+    def __init__(
+        self, engine: Engine, dispatcher: CycleDispatcher, key: str, block: InputBlocked, run: RunResult
+    ) -> None:
+        self.backend = InlineBackend()
+        self._feed, self._block, self._run = EventFeed(), block, run
+        self.handle = RunHandle(engine, dispatcher, key, run.run_id, self._feed)
+
+    def begin(self, *, in_caller: bool = False, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Show the two events there are, and the result."""
+        run = self._run
+        whose = {
+            "run_id": run.run_id,
+            "trace_id": run.trace_id,
+            "agent_name": run.agent_name,
+            "created_at": time.time(),
+        }
+        for n, (name, fields) in enumerate((
+            ("run_started", {"input": run.input}),
+            ("run_failed", {"error": self._block.message, "status": "failed", "completion_reason": "failed"}),
+        )):  # fmt: skip
+            identity = event_id(run.run_id, 0, 1, name, n)
+            self._feed.put(make_event(name, event_id=identity, **whose, **fields))  # type: ignore[arg-type]
+        self.handle.finish(lambda: replace(run, events=tuple(self._feed.events)))
+
+
+def blocked_result(
+    block: InputBlocked, text: str, *, run_id: str, trace_id: str, agent_name: str, config: RunConfig
+) -> RunResult:
+    """The result of a run that did not begin."""
+    raw = AgentResult(
+        status=AgentStatus.FAILED, completion_reason=CompletionReason.FAILED, completion_tool_name=None,
+        partial_output=None, messages=(), cycles=(), final_answer=None, wait_reason=None, error=block.message,
+        shared_state=dict(config.shared_state), token_usage=aggregate([]), checkpoint_key=None,
+        resume_observation=None, error_code=block.code,
+    )  # fmt: skip
+    metadata = {**config.metadata, "trace_id": trace_id}
+    return RunResult.of(raw, input=text, run_id=run_id, trace_id=trace_id, agent_name=agent_name, metadata=metadata)
 
 
 class Desk:
@@ -209,13 +265,16 @@ def _request(event: ApprovalRequestedEvent) -> ApprovalRequest:
 class WatchedFeed(EventFeed):
     """A feed that also calls the config's `stream` function, whose errors are its own, and has requests decided."""
 
-    def __init__(self, stream: Callable[[RunEvent], object] | None = None) -> None:
+    def __init__(self, stream: Callable[[RunEvent], object] | None = None, tracer: Tracer | None = None) -> None:
         super().__init__()
         self._stream = stream
+        self._tracer = tracer
         self.desk: Desk | None = None
 
     def put(self, event: RunEvent) -> None:
         super().put(event)
+        if self._tracer is not None:
+            self._tracer.put(event)
         if self.desk is not None:
             self.desk.see(event)
         if self._stream is not None:
@@ -223,6 +282,17 @@ class WatchedFeed(EventFeed):
                 self._stream(event)
             except Exception:
                 self._stream = None
+
+    def close(self) -> None:
+        if self._tracer is not None:
+            self._tracer.close()
+        super().close()
+
+
+def tracer_of(config: RunConfig | None, body: Body) -> Tracer | None:
+    """Who tells the config's trace sinks of a run that this process follows."""
+    sinks = config.tracing.get("sink") if config is not None else None
+    return Tracer(sinks, body.workflow_name) if sinks else None
 
 
 def carry_on(drive: Callable[[], object], *, waits: bool) -> None:
@@ -251,10 +321,16 @@ def show_open_approvals(engine: Engine, key: str, body: Body, feed: EventFeed) -
 
 
 def follow(
-    engine: Engine, handle: RunHandle, feed: EventFeed, body: Body, *, then: Callable[[], None] = lambda: None
+    engine: Engine,
+    handle: RunHandle,
+    feed: EventFeed,
+    body: Body,
+    *,
+    then: Callable[[], None] = lambda: None,
+    read: Callable[[], RunResult] | None = None,
 ) -> None:
-    """Watch a run that others advance, from its first event; the handle gets its result when the run ends or rests
-    (`then` is called before)."""
+    """Watch a run that others advance, from its first event; the handle gets its result, by `read`, when the run ends
+    or rests (`then` is called before)."""
     key = handle.checkpoint_key
 
     def over(end: Head | VVAgentError) -> None:
@@ -262,7 +338,7 @@ def follow(
         if isinstance(end, VVAgentError):
             handle.fail(end)
         else:
-            handle.finish(lambda: read_result(engine, key, tuple(feed.events)))
+            handle.finish(read or (lambda: read_result(engine, key, tuple(feed.events))))
 
     process.tailer_for(engine.store).follow(key, body, feed, over)
 

@@ -10,7 +10,7 @@ from typing import Any
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.admission import Admission, admit
 from vv_agent.checkpoint.config import ResumePolicy
-from vv_agent.checkpoint.record import Head, NewRun, ParkReason, Signal, State
+from vv_agent.checkpoint.record import Filter, Head, NewRun, ParkReason, Signal, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.definition import RunDefinition
 from vv_agent.dispatch.base import CycleDispatcher, hint
@@ -61,29 +61,23 @@ def new_run(key: str, body: Body, engine: Engine, program: Program, queue: str |
         "state": {**definition.initial_shared_state, **opening.state},
         "extensions": extensions.taken(program),
     }
-    events = eventlog.event_entry(_origin(body), _first_events(body, key, engine, opening.notices))
+    events = eventlog.event_entries(_first_events(body, key, engine, opening.notices))
     return NewRun(
         key=key, run_id=body.run_id, definition=definition.digest, definition_body=definition.encode(),
-        body=body.pack(), queue=queue, due_in=hold, log=(log_entry(items),), events=(events,),
+        linked={digest: one.definition.encode() for digest, one in program.closure.items() if one is not program},
+        body=body.pack(), queue=queue, due_in=hold, log=(log_entry(items),), events=events,
         blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
     )  # fmt: skip
 
 
-def _origin(body: Body) -> eventlog.Origin:
-    return eventlog.Origin(body.run_id, body.agent, 0, 1, 0)
-
-
 def _first_events(body: Body, key: str, engine: Engine, notices: Sequence[Mapping[str, Any]]) -> list[eventlog.Emitted]:
-    now = engine.clock()
-    events = [
-        eventlog.Emitted("run_started", 0, now, {}, {"input": ("input", 0)}),
-        eventlog.Emitted("agent_started", 1, now, {}, {}),
-    ]
+    events: list[tuple[str, Mapping[str, Any], eventlog.Refs]] = [
+        ("run_started", {}, {"input": ("input", 0)}), ("agent_started", {}, {}),
+    ]  # fmt: skip
     if body.checkpointed:
-        fields = {"cycle_index": 0, "checkpoint_key": key, "resume_attempt": 1}
-        events.append(eventlog.Emitted("checkpoint_created", 2, now, fields, {}))
-    events += [eventlog.Emitted("diagnostic", n, now, notice, {}) for n, notice in enumerate(notices, len(events))]
-    return events
+        events.append(("checkpoint_created", {"cycle_index": 0, "checkpoint_key": key, "resume_attempt": 1}, {}))
+    events += [("diagnostic", notice, {}) for notice in notices]
+    return eventlog.first_events(body, engine.clock(), events)
 
 
 def admit_run(engine: Engine, program: Program, new: NewRun, policy: ResumePolicy) -> Admitted:
@@ -111,7 +105,7 @@ def admit_run(engine: Engine, program: Program, new: NewRun, policy: ResumePolic
 def _readmit(engine: Engine, program: Program, head: Head, policy: ResumePolicy) -> Admitted:
     ended = head.reason in (ParkReason.INPUT, ParkReason.BUDGET, ParkReason.APPROVAL) and rests(head)
     over = head.state is State.ENDED or (head.state is State.PARKED and ended)
-    stored = program if over else _stored_program(engine.store, head, program)
+    stored = program if over else _stored_program(engine.store, head.definition, program)
     admission = admit(policy, head.key, present=True, terminal=over, same_definition=stored is not None)
     if admission is Admission.RECOVER:
         check_journal(engine.store, head.key)
@@ -144,15 +138,15 @@ def check_journal(store: CheckpointStore, key: str) -> None:
     journal.check_integrity(key, transcript, snapshot.head.cycle, entries)
 
 
-def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Program | None:
-    """The program under the record's definition; None when it describes another run.
+def _stored_program(store: CheckpointStore, digest: str, program: Program) -> Program | None:
+    """The program under the definition of that digest; None when it describes another run.
 
     An edited tool description is no difference: the model goes on seeing the stored one (DESIGN 5.5). Nor is a prompt
     that each start makes anew.
     """
-    if head.definition == program.definition.digest:
+    if digest == program.definition.digest:
         return program
-    stored = RunDefinition.decode(store.definition(head.definition))
+    stored = RunDefinition.decode(store.definition(digest))
     mine = {tool.tool_schema.function.name for tool in program.definition.tools}
     if mine != {tool.tool_schema.function.name for tool in stored.tools}:
         return None
@@ -161,14 +155,24 @@ def _stored_program(store: CheckpointStore, head: Head, program: Program) -> Pro
             check_compatible(program.tools[tool.tool_schema.function.name], tool)
     except ConfigError:
         return None
-    edited = {**program.definition.to_wire(), "tools": stored.to_wire()["tools"]}
+    links: dict[str, Program] = {}
+    for slot, link in program.links.items():
+        below = stored.linked(slot)
+        linked = below and _stored_program(store, below, link)
+        if not linked:
+            return None
+        links[slot] = linked
+    wire = stored.to_wire()
+    refs = {slot: wire["capability_refs"][slot] for slot in links}
+    edited = {**program.definition.to_wire(), "tools": wire["tools"]}
+    edited["capability_refs"] = {**edited["capability_refs"], **refs}
     if program.opening is not None and program.opening.accepts(stored.compiled_prompt):
         edited["compiled_prompt"] = stored.compiled_prompt
     if program.session is not None:  # its items are others by now
-        edited["initial_messages"] = stored.to_wire()["initial_messages"]
-    if RunDefinition.parse(edited).digest != head.definition:
+        edited["initial_messages"] = wire["initial_messages"]
+    if RunDefinition.parse(edited).digest != digest:
         return None
-    return replace(program, definition=stored)
+    return replace(program, definition=stored, links=links)
 
 
 def existing(store: CheckpointStore, key: str) -> Head:
@@ -181,14 +185,19 @@ def existing(store: CheckpointStore, key: str) -> Head:
     return look.head
 
 
-def definition_at(store: CheckpointStore, key: str) -> RunDefinition | None:
-    """The definition of the run of that key, if there is one."""
+def definition_at(store: CheckpointStore, key: str, path: tuple[str, ...] = ()) -> RunDefinition | None:
+    """The definition of the run of that key, or of the agent that is linked to it by these slots, if there is one."""
     look = store.look(key)
-    return RunDefinition.decode(store.definition(look.head.definition)) if look else None
+    found = RunDefinition.decode(store.definition(look.head.definition)) if look else None
+    for slot in path:
+        digest = found and found.linked(slot)
+        found = RunDefinition.decode(store.definition(digest)) if digest else None
+    return found
 
 
 def decide(store: CheckpointStore, dispatcher: CycleDispatcher, key: str, signal: Signal) -> None:
-    """Post a word on an approval. Raises `already_decided` when another one came first, `run_finished`."""
+    """Post a word on an approval of this very record. Raises `already_decided` when another one came first, and
+    `run_finished`."""
     posted = store.post(key, signal)
     if posted.signal.body != signal.body:
         name = posted.signal.id
@@ -196,21 +205,37 @@ def decide(store: CheckpointStore, dispatcher: CycleDispatcher, key: str, signal
     hint(dispatcher, posted.head, store.id)
 
 
-def shown_to(store: CheckpointStore, key: str, request_id: str) -> str:
-    """The digest of the arguments that stand in an open request; `unknown_approval_request` when there is none."""
+def shown_to(store: CheckpointStore, key: str, request_id: str) -> tuple[str, str]:
+    """The record that waits for an approval, and the digest of the arguments it shows; `unknown_approval_request` when
+    there is none."""
     asked = open_approvals(store, key).get(request_id)
     if asked is None:
         raise ConfigError(
             "unknown_approval_request", f"unknown approval request: {request_id}; run {key!r} does not wait for it"
         )
-    return str(asked["digest"])
+    return asked["key"], str(asked["digest"])
 
 
 def open_approvals(store: CheckpointStore, key: str) -> dict[str, dict[str, Any]]:
-    """The approvals a run waits for, by request id."""
-    snapshot = store.load(key)
-    stored = (snapshot.blobs or {}).get("approvals") if snapshot else None
-    return Approvals(unpack(stored, f"approvals of run {key!r}")).open() if stored else {}
+    """The approvals that a run and those below it wait for, by request id; `key` says which of them does."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in {key, *(head.key for head in store.find(Filter(root_key=key, states=_PARKED, limit=10_000)))}:
+        snapshot = store.load(one)
+        stored = (snapshot.blobs or {}).get("approvals") if snapshot else None
+        asked = Approvals(unpack(stored, f"approvals of run {one!r}")).open() if stored else {}
+        found |= {name: {**request, "key": one} for name, request in asked.items()}
+    return found
+
+
+_PARKED = frozenset({State.PARKED, State.READY, State.CLAIMED})
+
+
+def record_of(store: CheckpointStore, key: str, event: RunEvent) -> str:
+    """The key of the record of this run's tree that an event belongs to."""
+    if event.parent_run_id is None:
+        return key
+    tree = store.find(Filter(root_key=key, states=_PARKED, limit=10_000))
+    return next((one.key for one in tree if Body.unpack(one.body, one.key).run_id == event.run_id), key)
 
 
 def limits_of(store: CheckpointStore, head: Head) -> RunBudgetLimits:

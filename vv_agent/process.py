@@ -64,8 +64,8 @@ def engine_for(store: CheckpointStore, settings: Settings) -> Engine:
         if engine is None or engine.pid != os.getpid():
             engine = vars(store)[_ENGINE] = make_engine(store, settings)
             _engines.add(engine)
-            atexit.unregister(_leave)
-            atexit.register(_leave)
+            atexit.unregister(leave)
+            atexit.register(leave)
         return engine
 
 
@@ -73,7 +73,7 @@ _READERS = frozenset({"vv-run", "vv-tail", "vv-fallback"})
 _LEAVE_SECONDS = 1.0
 
 
-def _leave() -> None:
+def leave() -> None:
     """At the end of the process: runs under way here are given back, and the threads that work on a store end by
     themselves. Killed by the interpreter inside a driver, one of them may abort the process."""
     for engine in list(_engines):

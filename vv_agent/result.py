@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self, TypeVar
 
 from vv_agent.budget import BudgetExhaustion, BudgetUsageSnapshot
+from vv_agent.cancellation import CancellationToken
 from vv_agent.errors import ConfigError, VVAgentError
 from vv_agent.events import RunEvent
 from vv_agent.messages import Message
@@ -65,6 +66,8 @@ class RunResult:
     resolved_model: ResolvedModel | None = None
     home: Home | None = field(default=None, repr=False, compare=False)
     """Where the record is, for `Runner.resume` in this process."""
+    cancellation: CancellationToken | None = field(default=None, repr=False, compare=False)
+    """The token of the run's config: it also cancels what `Runner.resume` makes of this result."""
 
     @classmethod
     def of(

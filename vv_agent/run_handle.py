@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -15,15 +16,22 @@ from vv_agent.approvals import ApprovalDecision
 from vv_agent.checkpoint.record import Signal, State
 from vv_agent.dispatch.base import CycleDispatcher
 from vv_agent.dispatch.distributed import settle
-from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.errors import CheckpointError, ConfigError, RunFinished
 from vv_agent.events import ApprovalRequestedEvent, RunEvent
-from vv_agent.launch import decide, open_approvals, shown_to
-from vv_agent.result import RunResult
+from vv_agent.launch import decide, open_approvals, record_of, shown_to
+from vv_agent.result import RunResult, RunState
 from vv_agent.results import AgentStatus
 from vv_agent.runtime.approval import digest_of
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.feed import EventFeed
-from vv_agent.runtime.inbox import DEFAULT_REASON, approval_signal, cancel_signal, provider_failed_signal
+from vv_agent.runtime.inbox import (
+    DEFAULT_REASON,
+    approval_signal,
+    cancel_signal,
+    follow_up_signal,
+    provider_failed_signal,
+    steer_signal,
+)
 
 
 class RunHandleStatus(StrEnum):
@@ -98,6 +106,8 @@ class RunHandle:
         self._engine = engine
         self._dispatcher = dispatcher
         self._feed = feed
+        self.resumer: Callable[..., RunHandle] | None = None
+        """`start_resume` of the runner that made the handle."""
         self._future: Future[RunResult] = Future()
         self._cancel = threading.Lock()
         self._cancelled = False
@@ -145,7 +155,40 @@ class RunHandle:
         """
         if not isinstance(decision, ApprovalDecision):
             raise ConfigError("approval_invalid", f"{decision!r} is no decision; use e.g. ApprovalDecision.allow()")
-        self._decide(approval_signal(request_id, decision, self._digest(request_id)))
+        key, digest = self._asked(request_id)
+        self._decide(key, approval_signal(request_id, decision, digest))
+
+    def steer(self, message: str) -> None:
+        """Say something before the run's next model call; tool calls of its batch that were not begun are skipped.
+
+        From any process, and durable once this returns: a worker that is busy with the run reads it within a heartbeat,
+        a run that waits keeps it. Raises `RunFinished` when the run ended already, `message_empty`.
+        """
+        self._say(steer_signal(f"steer_{secrets.token_hex(8)}", message))
+
+    def follow_up(self, message: str) -> None:
+        """Give the run another input for when it completes: it goes on in a new segment, first come first served.
+
+        Durable like `steer`, and with the same errors. A run that ends otherwise drops it with a diagnostic.
+        """
+        self._say(follow_up_signal(f"follow_up_{secrets.token_hex(8)}", message))
+
+    def _say(self, signal: Signal) -> None:
+        try:
+            self._engine.store.post(self.checkpoint_key, signal)
+        except CheckpointError as error:
+            if error.code != "checkpoint_not_found":  # a run in memory is gone once it ended
+                raise
+            raise RunFinished(self.checkpoint_key) from None
+        self._engine.keeper.poke(self.checkpoint_key)
+
+    def resume(self, state_or_token: RunState | str | None = None, payload: str | None = None) -> RunHandle:
+        """Go on with a run that waits, this one or that of a state or key, with the runner that made this handle; see
+        `Runner.start_resume`. `payload` answers its question."""
+        assert self.resumer is not None
+        if isinstance(state_or_token, RunState):
+            return self.resumer(state_or_token, input=payload)
+        return self.resumer(state_or_token or self.checkpoint_key, input=payload, store=self._engine.store)
 
     def state(self) -> RunHandleState:
         """Where the run stands now."""
@@ -163,22 +206,25 @@ class RunHandle:
 
     def fail_approval(self, request_id: str, message: str) -> None:
         """Whoever was to decide could not."""
-        self._decide(provider_failed_signal(request_id, message, self._digest(request_id)))
+        key, digest = self._asked(request_id)
+        self._decide(key, provider_failed_signal(request_id, message, digest))
 
     def is_open(self, request_id: str) -> bool:
         """Whether the run waits for this approval."""
         return request_id in open_approvals(self._engine.store, self.checkpoint_key)
 
-    def _digest(self, request_id: str) -> str:
-        """What a request showed; one that was seen here may not be saved yet."""
+    def _asked(self, request_id: str) -> tuple[str, str]:
+        """Which record of the tree asks, and a digest of what it showed; one that was seen here may not be saved
+        yet."""
         for event in self._feed.events:
             if isinstance(event, ApprovalRequestedEvent) and event.request_id == request_id:
-                return digest_of(event.tool_name, event.metadata["arguments"])
+                key = record_of(self._engine.store, self.checkpoint_key, event)
+                return key, digest_of(event.tool_name, event.metadata["arguments"])
         return shown_to(self._engine.store, self.checkpoint_key, request_id)
 
-    def _decide(self, signal: Signal) -> None:
-        decide(self._engine.store, self._dispatcher, self.checkpoint_key, signal)
-        self._engine.keeper.poke(self.checkpoint_key)
+    def _decide(self, key: str, signal: Signal) -> None:
+        decide(self._engine.store, self._dispatcher, key, signal)
+        self._engine.keeper.poke(key)
 
     def when_over(self, call: Callable[[], object]) -> None:
         """Call once the outcome is there."""
@@ -190,9 +236,14 @@ class RunHandle:
             return None
         return self._future.result()
 
+    def failure(self) -> BaseException | None:
+        """What stopped the run outside of it, once it is over."""
+        return self._future.exception()
+
     def fail(self, error: BaseException) -> None:
         """The run cannot be followed any more."""
-        self._future.set_exception(error)
+        with contextlib.suppress(InvalidStateError):  # its outcome is there
+            self._future.set_exception(error)
         self._feed.close()
 
     def leave(self, reason: str | None) -> None:
@@ -205,8 +256,8 @@ class RunHandle:
         try:
             result = make()
         except BaseException as error:
-            self._future.set_exception(error)
+            self.fail(error)
         else:
-            self._future.set_result(result)
-        finally:
+            with contextlib.suppress(InvalidStateError):
+                self._future.set_result(result)
             self._feed.close()

@@ -13,27 +13,31 @@ from typing import TYPE_CHECKING, Any
 from vv_agent import process, references
 from vv_agent._facade import on_class_too
 from vv_agent._loop import awaited_on
-from vv_agent.agent import Agent
+from vv_agent.agent import Agent, RunContext
 from vv_agent.approvals import ApprovalDecision
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy, validate_key
 from vv_agent.checkpoint.record import Head, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.config import ExecutionMode, RunConfig, effective_config
+from vv_agent.definition import RunDefinition
 from vv_agent.dispatch.base import Backend, CycleDispatcher, drive, hint
 from vv_agent.dispatch.distributed import DistributedBackend, workers_of
 from vv_agent.dispatch.inline import InlineBackend
 from vv_agent.errors import ConfigError
 from vv_agent.events import RunEvent
 from vv_agent.following import (
+    Blocked,
     Start,
     WatchedFeed,
+    blocked_result,
     carry_on,
     desk_for,
     follow,
     in_background,
     in_thread,
     show_open_approvals,
+    tracer_of,
 )
 from vv_agent.launch import (
     admit_run,
@@ -51,9 +55,10 @@ from vv_agent.outcome import read_result
 from vv_agent.result import RunResult, RunState
 from vv_agent.run_handle import RunHandle
 from vv_agent.runtime.body import Body
-from vv_agent.runtime.compile import Layers, compile_run
+from vv_agent.runtime.compile import Beginning, Layers, compile_run
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.inbox import approval_signal, budget_signal
+from vv_agent.runtime.opening import InputBlocked, admitted_input
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.tail import rests
 from vv_agent.runtime.transcript import clean
@@ -94,6 +99,11 @@ class Runner:
         self._default = default_run_config
         self._settings = settings
 
+    @property
+    def default_run_config(self) -> RunConfig | None:
+        """What stands below each run's own config."""
+        return self._default
+
     @classmethod
     def from_settings(cls, path: str | Path, *, backend: str | None = None, **options: Any) -> Runner:
         """A runner on the models of a settings file; `backend` serves models that name none."""
@@ -119,7 +129,7 @@ class Runner:
         A failed model is a failed result, not an exception. Raised are `ConfigError` and `CheckpointError` (nothing
         ran then) and `StoreError` (the run is as its last save left it; make the same call again).
         """
-        start = self._prepare(agent, input, run_config)
+        start = self.prepare(agent, input, run_config)
         start.begin(in_caller=True)
         return start.handle.result()
 
@@ -130,7 +140,7 @@ class Runner:
         A run of this process calls asynchronous tools on the awaiting loop, so that they may use what belongs to it.
         When the await is cancelled, such a run is cancelled; a distributed run goes on.
         """
-        start = await in_thread(lambda: self._prepare(agent, input, run_config))
+        start = await in_thread(lambda: self.prepare(agent, input, run_config))
         start.begin(loop=asyncio.get_running_loop())
         try:
             return await start.handle
@@ -142,7 +152,7 @@ class Runner:
     @on_class_too
     def start(self, agent: Agent, input: str, *, run_config: RunConfig | None = None) -> RunHandle:  # noqa: A002
         """Begin a run in the background; the handle gives its events and result."""
-        start = self._prepare(agent, input, run_config, live=True)
+        start = self.prepare(agent, input, run_config, live=True)
         start.begin()
         return start.handle
 
@@ -156,7 +166,7 @@ class Runner:
     ) -> Iterator[RunEvent]:
         """The events of a run as they happen; ends with the run. Leaving the iteration early cancels a run of this
         process."""
-        start = self._prepare(agent, input, run_config, live=True)
+        start = self.prepare(agent, input, run_config, live=True)
         start.begin()
         try:
             yield from start.handle.events()
@@ -174,7 +184,7 @@ class Runner:
         run_config: RunConfig | None = None,
     ) -> AsyncIterator[RunEvent]:
         """`stream_sync` for `async for`."""
-        start = await in_thread(lambda: self._prepare(agent, input, run_config, live=True))
+        start = await in_thread(lambda: self.prepare(agent, input, run_config, live=True))
         start.begin(loop=asyncio.get_running_loop())
         try:
             async for event in start.handle.events():
@@ -196,9 +206,11 @@ class Runner:
 
     def _follower(self, engine: Engine, dispatcher: CycleDispatcher, head: Head) -> tuple[RunHandle, WatchedFeed]:
         """A handle on a run that is there; the runner's own approval provider is asked about what it waits for."""
-        feed = WatchedFeed()
+        body = Body.unpack(head.body, head.key)
+        feed = WatchedFeed(tracer=tracer_of(self._default, body))
         handle = RunHandle(engine, dispatcher, head.key, head.run_id, feed)
         feed.desk = desk_for(self._default, handle, past=True)
+        handle.resumer = self.start_resume
         return handle, feed
 
     @on_class_too
@@ -253,6 +265,10 @@ class Runner:
             )
         if isinstance(state, str):
             key, home = state, store or self._store_of_settings()
+        elif text is not None and state.approved_interruption_ids():
+            raise ConfigError(
+                "run_not_waiting", "input cannot be provided when resuming an approved tool call; resume without input"
+            )
         elif state.result.home is None:
             raise ConfigError("run_not_resumable", "this result was not made by a Runner of this process; use its key")
         else:
@@ -261,10 +277,14 @@ class Runner:
         engine, dispatcher = self._means(home)
         handle, feed = self._follower(engine, dispatcher, head)
         if isinstance(state, RunState):
-            waiting = open_approvals(home, key)
+            if (token := state.result.cancellation) is not None:
+                handle.when_over(token.on_cancel(lambda: handle.leave(token.reason)))
+            waiting = open_approvals(home, key) if token is None or not token.cancelled else {}
             for approved in waiting.keys() & set(state.approved_interruption_ids()):  # the others are decided
-                digest = waiting[approved]["digest"]
-                decide(home, dispatcher, key, approval_signal(approved, ApprovalDecision.allow(), digest))
+                asked = waiting[approved]
+                decide(
+                    home, dispatcher, asked["key"], approval_signal(approved, ApprovalDecision.allow(), asked["digest"])
+                )
             head = existing(home, key)
         if head.state is State.ENDED and text is None:
             handle.finish(lambda: read_result(engine, key, ()))
@@ -298,8 +318,8 @@ class Runner:
             in_background(lambda: handle.finish(work))
         return handle
 
-    def _prepare(self, agent: Agent, text: str, run_config: RunConfig | None, *, live: bool = False) -> Start:
-        """Compile, and create the record or find the one to go on with."""
+    def prepare(self, agent: Agent, text: str, run_config: RunConfig | None, *, live: bool = False) -> Start | Blocked:
+        """Compile, and create the record or find the one to go on with. For this package: it begins when told."""
         if not isinstance(agent, Agent):
             raise ConfigError("run_config_invalid", f"a run needs an Agent, not {type(agent).__name__}")
         if not isinstance(text, str):
@@ -311,27 +331,40 @@ class Runner:
         store = self._store(checkpoint)
         engine = process.engine_for(store, settings)
         key = validate_key(checkpoint.key) if checkpoint and checkpoint.key else f"checkpoint_{secrets.token_hex(16)}"
-        run_id, trace_id = engine.new_id("run"), engine.new_id("trace")
+        run_id, trace_id = engine.new_id("run"), config.tracing.get("trace_id") or engine.new_id("trace")
+        policy = checkpoint.resume_policy if checkpoint else ResumePolicy.NEW
+
+        def existing(path: tuple[str, ...] = ()) -> RunDefinition | None:
+            return None if policy is ResumePolicy.NEW else definition_at(store, key, path)
+
+        dispatcher = getattr(backend_given, "dispatcher", None) or process.dispatcher_for(store, settings)
+        text = clean(text)
+        try:
+            context = RunContext(run_id, agent.name, metadata=config.metadata, context=config.context)
+            text = admitted_input(agent.input_guardrails, context, text, existing)
+        except InputBlocked as block:
+            result = blocked_result(block, text, run_id=run_id, trace_id=trace_id, agent_name=agent.name, config=config)
+            return Blocked(engine, dispatcher, key, block, result)
         layers = Layers(
             agent=agent, default=self._default, run=run_config, config=config, provider=self._model_provider(config),
             checkpoint=checkpoint, elsewhere=mode is ExecutionMode.DISTRIBUTED,
         )  # fmt: skip
-        policy = checkpoint.resume_policy if checkpoint else ResumePolicy.NEW
-        program = compile_run(
-            layers, clean(text), run_id=run_id, trace_id=trace_id, workspace=self._workspace,
-            existing=lambda: None if policy is ResumePolicy.NEW else definition_at(store, key),
-        )  # fmt: skip
-        dispatcher = getattr(backend_given, "dispatcher", None) or process.dispatcher_for(store, settings)
+        program = compile_run(layers, text, Beginning(run_id, trace_id, self._workspace, existing))
         backend = backend_given or _backend(mode, dispatcher, settings)
         queue = _queue(backend, settings)
         hold = dispatcher.hold_ms if queue is not None else 0
         live = live or config.approval_provider is not None or config.approval_broker is not None
-        body = Body(trace_id, run_id, agent.name, checkpointed=checkpoint is not None, live=live)
+        workflow = config.tracing.get("workflow_name")
+        body = Body(
+            trace_id, run_id, agent.name, checkpointed=checkpoint is not None, live=live, workflow_name=workflow
+        )
         if config.session is not None:
             body = replace(body, session_id=config.session.session_id)
         new = new_run(key, body, engine, program, queue, hold=hold)
         admitted = admit_run(engine, program, new, policy)
-        return Start(engine, backend, dispatcher, admitted, config)
+        start = Start(engine, backend, dispatcher, admitted, config)
+        start.handle.resumer = self.start_resume
+        return start
 
     def _means(self, store: CheckpointStore) -> tuple[Engine, CycleDispatcher]:
         """What this process acts on runs of a store with."""

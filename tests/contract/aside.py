@@ -18,12 +18,7 @@ ISSUES = frozenset({"cluster", "command line", "tools", "control", "memory", "ap
 WHOLE_FILES = {
     name: f"pending: {issue}: {reason}"
     for issue, reason, names in (
-        ("control", "hooks, guardrails and output validation", "after_cycle_hook.json output_validation.json"),
-        ("control", "completion rules beyond tools and limits", "completion_policy.json runner_terminal.json"),
         ("control", "hand-offs and sub-agents", "handoff_contract.json manager_tool_envelope.json"),
-        ("control", "options of a run and of its handle", "run_config_controls.json run_handle.json"),
-        ("control", "tracing", "runner_trace.jsonl runner_trace_spans.json"),
-        ("app server", "the App Server", "app_server_observable.json"),
     )
     for name in names.split()
 } | {

@@ -12,6 +12,7 @@ from tests.contract.fixtures import load
 from tests.runs import QueueProvider, asks, response
 from vv_agent import Agent, RunConfig, Runner
 from vv_agent._json import MAX_WIRE
+from vv_agent.event_store import MemoryRunEventStore
 from vv_agent.events import EVENT_CLASSES, RunEvent
 from vv_agent.llm.base import ModelResponse
 from vv_agent.llm.payloads import part_of
@@ -23,7 +24,6 @@ CASES = Cases(
     "llm_stream_projection.json",
     pending={
         "scope_rules/configured_child": ("control", "sub-agents are not built yet"),
-        "public_event_surface/durable_replay": ("control", "RunConfig has no event_store yet"),
     },
 )
 DYNAMIC = {"event_id", "run_id", "trace_id", "created_at"}
@@ -45,7 +45,9 @@ class Foreign:
         return self._last
 
 
-def observe(scene: dict[str, Any], folder: Path, *, stream: Any = None) -> tuple[Any, list[RunEvent]]:
+def observe(
+    scene: dict[str, Any], folder: Path, *, stream: Any = None, event_store: Any = None
+) -> tuple[Any, list[RunEvent]]:
     """Run an agent whose model streams the scene's payloads in the scene's cycle."""
     cycle = scene["context"]["cycle_index"]
     text = "".join(p.get("content_delta") or p.get("delta") or "" for p in scene["provider_payloads"])
@@ -62,7 +64,8 @@ def observe(scene: dict[str, Any], folder: Path, *, stream: Any = None) -> tuple
 
     runner = Runner(model_provider=provider, workspace=folder)
     session = MemorySession(scene["context"]["session_id"])
-    return runner.run_sync(agent, "hello", run_config=RunConfig(stream=see, max_cycles=cycle, session=session)), events
+    config = RunConfig(stream=see, max_cycles=cycle, session=session, event_store=event_store)
+    return runner.run_sync(agent, "hello", run_config=config), events
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -84,6 +87,15 @@ def test_payloads_become_typed_events_of_the_run(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", SCENES)
+def test_a_run_is_replayed_from_its_event_store(name: str, tmp_path: Path) -> None:
+    with CASES.run("public_event_surface/durable_replay"):
+        kept = MemoryRunEventStore()
+        result, events = observe(FIXTURE[name], tmp_path, event_store=kept)
+        types = {mapping["wire_type"] for mapping in FIXTURE["mappings"].values()}
+        assert list(kept.replay(result.run_id)) == [event for event in events if event.type not in types]
+
+
+@pytest.mark.parametrize("name", SCENES)
 def test_an_observer_that_fails_changes_nothing(name: str, tmp_path: Path) -> None:
     def fail(event: RunEvent) -> None:
         raise RuntimeError("observer")
@@ -92,7 +104,6 @@ def test_an_observer_that_fails_changes_nothing(name: str, tmp_path: Path) -> No
         assert FIXTURE["public_event_surface"]["observer_failure"] == "isolated"
         result, _ = observe(FIXTURE[name], tmp_path, stream=fail)
         assert result.status == "completed"
-    CASES.show("public_event_surface/durable_replay")
     CASES.show("scope_rules/configured_child")
 
 

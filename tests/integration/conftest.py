@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests import servers
 from tests.harness import World
-from tests.redis_server import RedisServer, any_redis
+from tests.redis_server import RedisServer, database
 from tests.spawner import Spawner
 
 
@@ -19,33 +18,6 @@ def spawner() -> Iterator[Spawner]:
     made = Spawner()
     yield made
     made.close()
-
-
-@pytest.fixture(scope="session")
-def _redis_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer | None]:
-    binary = any_redis()
-    if binary is None:
-        yield None
-        return
-    server = RedisServer(tmp_path_factory.mktemp("redis"), binary)
-    yield server
-    server.kill()
-
-
-_databases = itertools.count()
-
-
-def database() -> int:
-    """The number of a database that nobody used yet."""
-    return next(_databases)
-
-
-@pytest.fixture
-def redis_server(_redis_of_session: RedisServer | None) -> RedisServer:
-    """A Redis that only tests of this session use, each in databases of its own."""
-    if _redis_of_session is None:
-        pytest.skip(servers.MISSING["a redis of its own"])
-    return _redis_of_session
 
 
 @pytest.fixture

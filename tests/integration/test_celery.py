@@ -13,11 +13,10 @@ import pytest
 import redis
 
 from tests.harness import QUEUE, World, crash_at, until
-from tests.integration.conftest import database
 from tests.integration.test_kill_points import check_effects, check_result
 from tests.integration.test_neighbours import busy_in
 from tests.jobs import JOBS, plan, summary
-from tests.redis_server import RedisServer, any_redis
+from tests.redis_server import RedisServer, any_redis, database
 from tests.spawner import Spawner
 from vv_agent import NoToolPolicy
 from vv_agent.checkpoint.store import LISTENS

@@ -20,10 +20,9 @@ from celery import Celery
 
 from tests import servers
 from tests.harness import QUEUE, World, until
-from tests.integration.conftest import database
 from tests.integration.test_neighbours import busy_in
 from tests.jobs import agent, plan
-from tests.redis_server import RedisServer, any_redis, free_port
+from tests.redis_server import RedisServer, any_redis, database, free_port
 from tests.spawner import Spawner, Started
 from vv_agent import NoToolPolicy, RunConfig
 from vv_agent.checkpoint.record import Filter, State

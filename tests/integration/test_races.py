@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness import World
+from tests.harness import World, until
+from vv_agent import Agent, CheckpointConfig, NoToolPolicy, RunConfig, Runner
 from vv_agent.checkpoint.record import (
     Change,
     Claim,
@@ -31,8 +32,11 @@ from vv_agent.checkpoint.record import (
 )
 from vv_agent.checkpoint.store import CheckpointStore, open_store
 from vv_agent.errors import CheckpointError, ClaimLost, RunFinished, SignalsWaiting
+from vv_agent.runtime.inbox import steer_signal
+from vv_agent.testing import ScriptedProvider
 
 ROUNDS = 1000
+RUNS = 300
 LEASE = 60_000
 
 
@@ -141,6 +145,84 @@ def test_a_cancel_against_an_end_is_refused_or_obeyed(real_store: CheckpointStor
         assert len(store.entries(f"k{n}")) == 2
         outcomes[ended] += 1
     tell("cancel against end", store, outcomes, began)
+
+
+@pytest.mark.parametrize("kind", ["steer", "follow_up"])
+def test_a_word_against_an_end_is_refused_or_taken(real_store: CheckpointStore, kind: str) -> None:
+    store, began = real_store, time.monotonic()
+    claims = []
+    for n in range(ROUNDS):
+        store.create([new(f"k{n}")])
+        claims.append(claimed(store, f"k{n}"))
+
+    def end(n: int) -> str:
+        try:
+            store.save(claims[n], Change(1, End(), status="completed", ending=True, log=(b"done",)))
+        except SignalsWaiting:
+            store.save(claims[n], Change(1, Commit(), log=(b"goes on",), consumed=("s",)))
+            return "goes on"
+        return "completed"
+
+    rounds = Pair().run(ROUNDS, end, lambda n: store.post(f"k{n}", Signal("s", kind)))
+    outcomes: Counter[str] = Counter()
+    for n, (ended, posted) in enumerate(rounds):
+        head = store.load(f"k{n}").head  # type: ignore[union-attr]
+        assert isinstance(posted, RunFinished) == (ended == "completed"), "an accepted word was lost"
+        assert (head.state, head.signal_n) == (State.ENDED if ended == "completed" else State.READY, 0)
+        assert len(store.entries(f"k{n}")) == 2
+        outcomes[ended] += 1
+    tell(f"{kind} against end", store, outcomes, began)
+
+
+def test_a_word_against_a_park_is_kept(real_store: CheckpointStore) -> None:
+    store, began = real_store, time.monotonic()
+    claims = []
+    for n in range(ROUNDS):
+        store.create([new(f"k{n}")])
+        claims.append(claimed(store, f"k{n}"))
+    Pair().run(
+        ROUNDS,
+        lambda n: store.save(claims[n], Change(1, Park(ParkReason.INPUT))),
+        lambda n: store.post(f"k{n}", Signal("s", "steer")),
+    )
+    for n in range(ROUNDS):
+        head = store.load(f"k{n}").head  # type: ignore[union-attr]
+        assert (head.state, head.due, head.signal_n) == (State.PARKED, None, 1)
+        store.post(f"k{n}", Signal("a", "answer"))
+        answer = store.claim(f"k{n}", 1, "b" * 32, owner="host/2/2", lease=LEASE)
+        assert isinstance(answer, Claimed)
+        assert [signal.kind for signal in answer.snapshot.signals] == ["steer", "answer"]
+    tell("word against park", store, Counter(kept=ROUNDS), began)
+
+
+def test_a_word_against_the_end_of_a_run_is_refused_or_answered(real_store: CheckpointStore, tmp_path: Path) -> None:
+    """The same through the Runner: the run ends, and what was accepted stands in its transcript."""
+    store, began = real_store, time.monotonic()
+    steps = ["One.", "Two."]
+    runner = Runner(model_provider=ScriptedProvider(steps), workspace=tmp_path)
+    agent = Agent(name="talker", instructions="Talk.", no_tool_policy=NoToolPolicy.FINISH)
+
+    def run(n: int) -> tuple[str, list[str]]:
+        config = RunConfig(checkpoint_config=CheckpointConfig(key=f"k{n}", store=store))
+        result = runner.run_sync(agent, "Go.", run_config=config)
+        return result.status.value, [message.content for message in result.messages if message.role != "system"]
+
+    def steer(n: int) -> None:
+        until(lambda: store.look(f"k{n}"), "it was created", every=0)
+        time.sleep(random.Random(n).random() * spread)  # anywhere in the run's life
+        store.post(f"k{n}", steer_signal("s", "More."))
+
+    run(-2)
+    first = time.monotonic()
+    run(-1)
+    spread = time.monotonic() - first
+    outcomes: Counter[str] = Counter()
+    for n, (ended, posted) in enumerate(Pair().run(RUNS, run, steer)):
+        status, texts = ended
+        assert (status, store.load(f"k{n}").head.signal_n) == ("completed", 0)  # type: ignore[union-attr]
+        assert texts.count("More.") == (0 if isinstance(posted, RunFinished) else 1), "an accepted word was lost"
+        outcomes["refused" if isinstance(posted, RunFinished) else texts[-2]] += 1
+    tell("steer against the end of a run", store, outcomes, began)
 
 
 def test_of_two_claims_one_is_given(real_store: CheckpointStore) -> None:

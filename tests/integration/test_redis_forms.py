@@ -13,9 +13,8 @@ import pytest
 
 from tests import servers
 from tests.harness import World, until
-from tests.integration.conftest import database
 from tests.integration.test_chaos import job, judge
-from tests.redis_server import RedisServer, any_redis, system_redis
+from tests.redis_server import RedisServer, any_redis, database, system_redis
 from tests.spawner import Spawner
 from vv_agent import NoToolPolicy
 from vv_agent.checkpoint.record import Filter, State

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import servers
+from tests.redis_server import RedisServer, database
 from vv_agent import Agent, NoToolPolicy, RunConfig, Runner
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.redis import RedisStore
 from vv_agent.checkpoint.store import CheckpointStore, open_store
+from vv_agent.dispatch.celery import CeleryDispatcher
 from vv_agent.dispatch.distributed import DistributedBackend
 from vv_agent.dispatch.inline import InlineBackend
 from vv_agent.dispatch.store import StoreDispatcher
@@ -26,17 +28,21 @@ from vv_agent.result import RunResult
 from vv_agent.run_handle import RunHandle
 from vv_agent.settings import Settings
 from vv_agent.testing import ScriptedProvider
+from vv_agent.workers import bootstrap
 from vv_agent.workers.local import LocalWorker
 
 STORES = ("memory", "sqlite", "postgres", "redis")
 BACKENDS = ("inline", "threaded", "workers")
+PLACES = [*itertools.product(STORES, BACKENDS), ("sqlite", "celery"), ("redis", "celery")]
 _QUEUE = "scenarios"
 
 
 class Bench:
     """One store and one backend. Code of the tests is named by import path, so that the worker may load it."""
 
-    def __init__(self, store: CheckpointStore, backend: str, tmp_path: Path) -> None:
+    def __init__(
+        self, store: CheckpointStore, backend: str, tmp_path: Path, celery: CeleryWorker | None = None
+    ) -> None:
         self.store = store
         self.kind = backend
         self.settings = Settings(queue=_QUEUE, imports=("tests",), lease_seconds=3.0)
@@ -49,6 +55,10 @@ class Bench:
                 self.backend: Any = InlineBackend()
             case "threaded":
                 self.backend = ThreadBackend(4)
+            case "celery":
+                assert celery is not None
+                self.settings = celery.settings
+                self.backend = DistributedBackend(CeleryDispatcher(str(self.settings.broker)), fallback=False)
             case _:
                 self.backend = DistributedBackend(StoreDispatcher(store), fallback=False)
                 self._worker = LocalWorker(store, self.settings, queues=(_QUEUE,), threads=8)
@@ -102,9 +112,46 @@ def an_agent(*tools: Any, policy: NoToolPolicy = NoToolPolicy.FINISH, **more: An
     return Agent(name="tester", instructions="Test.", tools=list(tools), no_tool_policy=policy, **more)
 
 
-@pytest.fixture(params=list(itertools.product(STORES, BACKENDS)), ids="-".join)
+class CeleryWorker:
+    """A Celery worker of this process, on the application that `celery -A vv_agent.workers worker` starts."""
+
+    def __init__(self, store: str, broker: str) -> None:
+        from celery.contrib.testing.worker import start_worker
+
+        from vv_agent.workers.celery import make_app
+
+        self.settings = Settings(
+            store=store, broker=broker, queue=_QUEUE, imports=("tests",), lease_seconds=3.0, concurrency=8
+        )
+        app = make_app(self.settings)
+        self._worker = start_worker(app, pool="threads", concurrency=8, perform_ping_check=False, loglevel="ERROR")
+        self._worker.__enter__()
+
+    def close(self) -> None:
+        self._worker.__exit__(None, None, None)
+        bootstrap.station().finish()
+
+
+@pytest.fixture
+def celery_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[CheckpointStore, CeleryWorker]]:
+    """A store for the test, and a Celery worker that has opened it by its URL, as other processes do."""
+    server: RedisServer = request.getfixturevalue("redis_server")
+    on_redis = request.node.callspec.params["bench"][0] == "redis"
+    url = server.url(database()) if on_redis else f"sqlite:///{tmp_path}/runs.db"
+    worker = CeleryWorker(url, server.url(database()))
+    store = open_store(url)
+    yield store, worker
+    worker.close()
+    store.close()
+
+
+@pytest.fixture(params=PLACES, ids="-".join)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     """Each store with each backend."""
+    if request.param[1] == "celery":
+        store, worker = request.getfixturevalue("celery_place")
+        yield Bench(store, "celery", tmp_path, worker)
+        return
     store_name, backend = request.param
     if store_name == "postgres" and servers.postgres_url() is None:
         pytest.skip(servers.MISSING["postgres"])
@@ -132,7 +179,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
             store.close()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _place(store_name: str) -> Iterator[str | None]:
     """Where a server's store is; nothing is left there."""
     if store_name == "postgres":

@@ -73,6 +73,23 @@ def test_a_run_that_waits_for_an_answer_is_shown_answered_and_finished(shell: Sh
     ]
 
 
+def test_a_run_that_waits_keeps_what_it_is_told(shell: Shell) -> None:
+    assert job(shell, "asking", "ask") == 0
+    told = shell("runs", "steer", "ask", "No pastels.")
+    assert (told.returncode, told.stdout.partition(";")[0]) == (
+        0, "ask: the steer is posted, and kept until the run goes on",
+    )  # fmt: skip
+    assert "it waits for an answer; give it:" in shell("runs", "show", "ask").stdout
+    assert shell("runs", "answer", "ask", "Blue, please.").returncode == 0
+    done = shell("resume", "ask", "--json")
+    assert done.json()["final_output"] == "Blue it is."
+    events = [json.loads(line) for line in shell("runs", "events", "ask", "--json").stdout.splitlines()]
+    assert [e["details"] for e in events if e.get("code") == "run_steered"] == [{"messages": 1}]
+    for command in ("steer", "follow-up"):
+        says(shell("runs", command, "ask", "Too late."), 1, "run_finished")
+        says(shell("runs", command, "ask", " "), 1, "message_empty: a run cannot be told ' '")
+
+
 def test_workers_that_are_there_take_an_answer_at_once(shell: Shell) -> None:
     with shell.start("worker"):
         assert job(shell, "asking", "ask", "distributed") == 0

@@ -67,6 +67,7 @@ def tool_results(result: RunResult) -> list[dict[str, Any]]:
     return [json.loads(message.content) for message in result.messages if message.role == "tool"]
 
 
+@pytest.mark.feature("context providers")
 def test_the_sections_come_in_order_and_are_the_same_bytes_in_each_cycle(bench: Bench, tmp_path: Path) -> None:
     skill(tmp_path / "skills", "count-words")
     script = [looking(call("step", {"n": 1})), looking(call("step", {"n": 2})), looking("Done.")]
@@ -90,6 +91,7 @@ def test_the_sections_come_in_order_and_are_the_same_bytes_in_each_cycle(bench: 
     )
 
 
+@pytest.mark.feature("skills")
 def test_a_skill_is_activated_and_remembered(bench: Bench, tmp_path: Path) -> None:
     skill(tmp_path / "skills", "count-words", body="Count them twice.")
     script = [call("activate_skill", {"skill_name": "count-words", "reason": "asked"}), "Counted."]

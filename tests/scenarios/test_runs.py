@@ -110,18 +110,21 @@ def later_once(request: ModelRequest) -> Any:
     return say("served")
 
 
+@pytest.mark.feature("cycles")
 def test_a_plain_text(bench: Bench) -> None:
     result = bench.run(an_agent(), ["Hello."])
     assert (result.status, result.completion_reason, result.final_output) == ("completed", "no_tool_finish", "Hello.")
     assert [message.role for message in result.messages] == ["system", "user", "assistant"]
 
 
+@pytest.mark.feature("tools")
 def test_one_tool(bench: Bench) -> None:
     result = bench.run(an_agent(add), [call("add", {"a": 2, "b": 3}), "five"])
     assert result.final_output == "five"
     assert [r.content for r in result.raw_result.cycles[0].tool_results] == ["5"]
 
 
+@pytest.mark.feature("tools")
 def test_two_repeatable_calls_run_side_by_side(bench: Bench) -> None:
     meeting.reset()
     result = bench.run(an_agent(meet), [calls(("meet", {"n": 1}), ("meet", {"n": 2})), "both"])
@@ -135,6 +138,7 @@ def test_a_call_beside_a_slower_one_has_its_own_duration(bench: Bench) -> None:
     assert quick < 200 < long
 
 
+@pytest.mark.feature("tools")
 def test_results_stand_in_call_order_around_an_unsafe_call(bench: Bench) -> None:
     batch = calls(("add", {"a": 1, "b": 1}), ("fire", {"n": 2}), ("add", {"a": 1, "b": 2}), ("fire", {"n": 4}))
     result = bench.run(an_agent(add, fire), [batch, "done"])
@@ -149,11 +153,13 @@ def test_task_finish_ends_the_run_and_skips_what_follows(bench: Bench) -> None:
     assert result.raw_result.cycles[0].tool_results[1].error_code == "skipped_due_to_finish"
 
 
+@pytest.mark.feature("cycles")
 def test_the_cycle_limit(bench: Bench) -> None:
     result = bench.run(an_agent(policy=NoToolPolicy.CONTINUE), ["a", "b", "c"], max_cycles=2)
     assert (result.status, len(result.raw_result.cycles)) == ("max_cycles", 2)
 
 
+@pytest.mark.feature("ask_user")
 def test_a_run_that_waits_for_its_user_goes_on_with_the_answer(bench: Bench) -> None:
     agent = an_agent(policy=NoToolPolicy.WAIT_USER)
     runner = bench.runner(["Which one?", "And why?"])
@@ -183,6 +189,7 @@ def test_a_tool_that_raises_and_one_that_is_too_slow_are_results(bench: Bench) -
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.feature("resume")
 def test_a_model_that_asks_to_come_back_later(bench: Bench) -> None:
     handle = bench.start(an_agent(), [later_once], key="k")
     result = handle.result(20)
@@ -220,6 +227,7 @@ def test_before_cycle_messages_are_asked_for_once_a_cycle_even_over_a_retry(benc
     assert [m.content for m in result.messages if m.content.startswith("prompt")] == ["prompt 1", "prompt 2"]
 
 
+@pytest.mark.feature("resume")
 def test_a_finished_run_is_given_again_without_a_call(bench: Bench) -> None:
     runner = bench.runner([count_call])
     first = runner.run_sync(an_agent(), "Go.", run_config=bench.config("k"))
@@ -266,6 +274,7 @@ def test_an_edited_docstring_is_no_mismatch(bench: Bench) -> None:
     assert (again.status, again.final_output) == ("wait_user", "Which one?")
 
 
+@pytest.mark.feature("cancel")
 def test_cancelled_before_it_started(bench: Bench) -> None:
     token = CancellationToken()
     token.cancel("changed my mind")
@@ -274,6 +283,7 @@ def test_cancelled_before_it_started(bench: Bench) -> None:
     assert len(result.raw_result.cycles) == 0
 
 
+@pytest.mark.feature("cancel")
 def test_cancelled_while_a_tool_runs(bench: Bench) -> None:
     running.clear()
     stopped.clear()
@@ -299,6 +309,7 @@ def test_shared_state_is_kept_from_cycle_to_cycle(bench: Bench) -> None:
     assert bench.runner().resume("k", store=bench.store).raw_result.shared_state == result.raw_result.shared_state
 
 
+@pytest.mark.feature("events")
 def test_events_are_the_same_wherever_they_are_read(bench: Bench) -> None:
     handle = bench.start(an_agent(add, fire), [calls(("add", {"a": 1, "b": 1}), ("fire", {"n": 1})), "done"], key="k")
     followed = bench.runner().attach("k", store=bench.store)
@@ -349,6 +360,7 @@ def slow_question(request: ModelRequest) -> Any:
     return say("Which one?")
 
 
+@pytest.mark.feature("cancel")
 def test_a_run_that_waits_for_its_user_can_be_cancelled(bench: Bench) -> None:
     handle = bench.start(an_agent(policy=NoToolPolicy.WAIT_USER), ["Which one?"], key="k")
     assert handle.result(10).status == "wait_user"
@@ -389,6 +401,7 @@ def test_cancels_between_the_cycles_of_a_run_are_never_an_error(bench: Bench) ->
     assert outcomes["cancelled"] >= 6, outcomes
 
 
+@pytest.mark.feature("ask_user")
 def test_a_question_parks_the_run_until_it_is_answered(bench: Bench) -> None:
     asked = {"question": "Which color?", "options": ["red", "blue"]}
     steps = [calls(("ask_user", asked), ("add", {"a": 1, "b": 1})), "blue it is"]

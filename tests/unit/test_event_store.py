@@ -107,8 +107,21 @@ def test_a_digest_or_id_of_another_event_is_refused() -> None:
     assert list(store.replay("run")) == []
 
 
-def test_only_the_memory_store_promises_append_once(tmp_path: Path) -> None:
-    assert isinstance(MemoryRunEventStore(), IdempotentRunEventStore)
-    jsonl = JsonlRunEventStore(tmp_path / "events.jsonl")
-    assert isinstance(jsonl, RunEventStore)
-    assert not isinstance(jsonl, IdempotentRunEventStore)
+def test_a_file_takes_an_event_once_whoever_appends_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    one, two = JsonlRunEventStore(path), JsonlRunEventStore(path)
+    assert isinstance(one, IdempotentRunEventStore)
+    first = one.append_once("e1", event_digest(event(1)), event(1))
+    assert (first.inserted, first.cursor) == (True, {"sequence": 1})
+    with path.open("ab") as file:  # somebody was killed in the middle of a line
+        file.write(b'{"version":"v1","ty')
+    for store in (two, one):
+        result = store.append_once("e2", event_digest(event(2)), event(2))
+        assert (result.inserted, result.cursor) == (store is two, {"sequence": 3})
+    assert two.append_once("e1", event_digest(event(1)), event(1)).inserted is False
+    other = event(1, agent_name="other")
+    with pytest.raises(EventStoreError) as caught:
+        one.append_once("e1", event_digest(other), other)
+    assert caught.value.code == "event_identity_conflict"
+    path.unlink()  # the file was moved away: a new one begins
+    assert one.append_once("e1", event_digest(event(1)), event(1)).cursor == {"sequence": 1}

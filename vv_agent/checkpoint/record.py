@@ -267,6 +267,8 @@ class NewRun:
     log: tuple[bytes, ...] = ()
     events: tuple[bytes, ...] = ()
     blobs: Mapping[str, bytes] = field(default_factory=dict)
+    linked: Mapping[str, bytes] = field(default_factory=dict)
+    """Further definitions to keep, by digest: those its own one names."""
 
 
 @dataclass(frozen=True, slots=True)

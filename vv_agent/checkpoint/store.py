@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgpack
@@ -196,7 +197,7 @@ class CheckpointStore(ABC):
         """Apply a change under a claim. Idempotent by (token, number).
 
         Raises `ClaimLost` (a stale worker), `SignalsWaiting` (see `Change.starts` and `Change.ending`),
-        `RunFinished` for a post to an ended record of the tree, `CheckpointError` for an illegal change.
+        `CheckpointError` for an illegal change. A post to a record of the tree that ended or is gone is dropped.
         """
 
         def work(tx: Transaction) -> Saved:
@@ -229,7 +230,8 @@ class CheckpointStore(ABC):
         for run in change.creates:
             _create(tx, run)
         for key, signal in change.posts:
-            _post(tx, key, signal)
+            with suppress(CheckpointError):  # it ended, or was deleted
+                _post(tx, key, signal)
 
     def renew(
         self, claims: Sequence[Claim], *, lease: int, owner: str = "", presence: Presence | None = None
@@ -344,15 +346,20 @@ class CheckpointStore(ABC):
         return self._atomically(lambda tx: tuple(p for p in tx.presences() if p.seen_at > tx.now - within), write=False)
 
     def delete(self, key: str) -> bool:
-        """Remove a record and all that belongs to it; False when there is none. A claimed run is refused."""
+        """Remove a record, the runs below it and all that belongs to them; False when there is none. One that is being
+        worked on is refused."""
 
         def work(tx: Transaction) -> bool:
             head = tx.head(key)
             if head is None:
                 return False
-            if head.state is State.CLAIMED and head.lease_until > tx.now:
-                raise CheckpointError("checkpoint_claim_active", f"run {key!r} is being worked on; cancel it first")
-            tx.remove(key)
+            tree = [head, *_descendants(tx, head)]
+            for one in tree:
+                if one.state is State.CLAIMED and one.lease_until > tx.now:
+                    problem = f"run {one.key!r} is being worked on; cancel it first"
+                    raise CheckpointError("checkpoint_claim_active", problem)
+            for one in tree:
+                tx.remove(one.key)
             return True
 
         return self._atomically(work)
@@ -369,7 +376,8 @@ def _create(tx: Transaction, run: NewRun) -> Head:
         if existing is not None and existing.run_id == run.run_id:
             return existing
         raise already_exists(run.key)
-    tx.add_definition(run.definition, run.definition_body)
+    for digest, body in ((run.definition, run.definition_body), *run.linked.items()):
+        tx.add_definition(digest, body)
     tx.append(run.key, _numbered(0, run.log, run.events))
     if run.blobs:
         tx.set_blobs(run.key, run.blobs)

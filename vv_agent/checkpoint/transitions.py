@@ -31,6 +31,8 @@ MAX_RECOVERIES = 5
 _HOLD_MS, _MAX_HOLD_MS = 8_000, 120_000
 ENDS_WAIT_FOR = frozenset({"cancel", "steer", "follow_up", "budget"})
 """Signals that can still change an end that was not written yet."""
+WORDS = frozenset({"steer", "follow_up"})
+"""Signals that a parked run keeps unread: they say how to go on, not that it may."""
 MAX_ENTRIES = 1 << 24
 
 
@@ -75,7 +77,7 @@ def claim(
     if why := _unclaimable(head, cycle, serves, now):
         return head, Refused(why, head)
     takeover = head.state is State.CLAIMED
-    if takeover and head.recoveries >= MAX_RECOVERIES and not head.ending and not head.signal_n:
+    if takeover and head.recoveries >= MAX_RECOVERIES * (2 if head.signal_n else 1) and not head.ending:
         # (an end that was begun is only finished, and a signal may be the cancel of what kills its workers)
         parked = _unowned(head, State.PARKED, now, due=None, reason=ParkReason.ATTEMPTS)
         parked = parked._replace(status="reconciliation_required", revision=head.revision + 1)
@@ -144,7 +146,7 @@ def save(head: Head, claim: Claim, change: Change, unread: Sequence[Signal], now
         signal_n=len(unread), revision=claim.revision + 1, write_token=claim.token, write_no=change.number,
         write_revision=claim.revision + 1, updated_at=now, log_from=head.entry_n if change.resets else head.log_from,
     )  # fmt: skip
-    return _next(written, change, bool(unread), now)
+    return _next(written, change, any(signal.kind not in WORDS for signal in unread), now)
 
 
 def _progresses(change: Change) -> bool:
@@ -200,11 +202,12 @@ def renew(head: Head, token: str, lease: int, now: int) -> Head | None:
 
 
 def post(head: Head, signal: Signal, now: int) -> Head:
-    """Note an unread signal; a parked run becomes ready and due now. Raises `RunFinished` from *ending* on."""
+    """Note an unread signal; a parked run becomes ready and due now, unless it is one of `WORDS`. Raises `RunFinished`
+    from *ending* on."""
     if head.ending or head.state is State.ENDED:
         raise RunFinished(head.key)
     noted = head._replace(signal_n=head.signal_n + 1)
-    if noted.state is State.PARKED:
+    if noted.state is State.PARKED and signal.kind not in WORDS:
         return noted._replace(state=State.READY, due=now)
     return noted
 

@@ -14,7 +14,8 @@ def main() -> None:
     """Run the command line and exit; every error is a text on stderr that says what to do, never a traceback.
 
     Exit codes: 0 it went well, 1 it did not (usage, configuration, a failed run), 3 the run waits for a person, 130
-    stopped by Ctrl-C. (`python -X dev` shows where an unexpected error came from.)
+    stopped by Ctrl-C. For app-server, usage and configuration are 2. (`python -X dev` shows where an unexpected error
+    came from.)
     """
     from vv_agent.errors import VVAgentError
 
@@ -57,7 +58,7 @@ def _run(argv: Sequence[str]) -> int:
         app(list(argv) or None, prog_name="vv-agent")
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 0
-        return 1 if code == 2 else code  # a wrong use is 1 here, whatever typer thinks
+        return 1 if code == 2 and "app-server" not in argv[:1] else code  # a wrong use is 1 here, but for that one
     return 0
 
 

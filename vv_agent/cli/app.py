@@ -19,6 +19,12 @@ app = typer.Typer(
 )  # fmt: skip
 runs = typer.Typer(help="Look at runs, watch them, and tell them what they wait for.", no_args_is_help=True)
 app.add_typer(runs, name="runs")
+server = typer.Typer(help="Serve a program that drives agents over JSON-RPC, or write the schema of its messages.")
+app.add_typer(server, name="app-server")
+debug = typer.Typer(help="Look at what goes over a wire.", no_args_is_help=True)
+app.add_typer(debug, name="debug")
+debug_server = typer.Typer(help="Try the App Server.", no_args_is_help=True)
+debug.add_typer(debug_server, name="app-server")
 
 
 def _keys(incomplete: str) -> list[tuple[str, str]]:
@@ -151,6 +157,26 @@ def answer(
 
 
 @runs.command()
+def steer(
+    key: Key, text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model is told.")], json: Json = False
+) -> None:
+    """Say something before the next model call of a run; tool calls that were not begun are skipped."""
+    from vv_agent.cli import runs as commands
+
+    raise typer.Exit(commands.say(key, text, follow_up=False, as_json=json))
+
+
+@runs.command("follow-up")
+def follow_up(
+    key: Key, text: Annotated[str, typer.Argument(metavar="TEXT", help="The next input.")], json: Json = False
+) -> None:
+    """Give a run another input for when it completes."""
+    from vv_agent.cli import runs as commands
+
+    raise typer.Exit(commands.say(key, text, follow_up=True, as_json=json))
+
+
+@runs.command()
 def approve(
     key: Key,
     request: Annotated[str, typer.Argument(metavar="REQUEST", help="The request, as `runs show` names it.")],
@@ -209,3 +235,52 @@ def reconcile(
 
     verdict = Verdict.of(retry=retry, done=done, failed=failed, abort=abort)
     raise typer.Exit(decide(key, operation, verdict, as_json=json))
+
+
+Out = Annotated[str, typer.Option("--out", metavar="FOLDER", help="Where to write.")]
+
+
+@server.callback(invoke_without_command=True)
+def serve(
+    context: typer.Context,
+    *,
+    listen: Annotated[str | None, typer.Option(metavar="stdio", help="How the client is connected.")] = None,
+    settings: Annotated[str | None, typer.Option(metavar="PATH", help="Settings file with the models.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Backend of the settings file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model of that backend.")] = None,
+    timeout_seconds: Annotated[float, typer.Option(min=0.001, help="How long a model may be silent.")] = 90.0,
+    store: Annotated[
+        str | None,
+        typer.Option(metavar="PATH|URL", help="Keep threads there (without: in memory); turns outlive the server."),
+    ] = None,
+) -> None:
+    """Serve a client on standard input and output."""
+    if context.invoked_subcommand is None:
+        from vv_agent.cli.app_server import serve as run
+
+        options = {"--listen": listen, "--settings": settings, "--backend": backend, "--model": model}
+        raise typer.Exit(run(options, timeout=timeout_seconds, store=store))
+
+
+@server.command()
+def schema(out: Out) -> None:
+    """Write the JSON Schema of every message, below FOLDER/json."""
+    from vv_agent.cli.app_server import write_schema
+
+    raise typer.Exit(write_schema(out))
+
+
+@server.command("generate-ts")
+def generate_ts(out: Out) -> None:
+    """Write the types of every message as TypeScript."""
+    from vv_agent.cli.app_server import write_typescript
+
+    raise typer.Exit(write_typescript(out))
+
+
+@debug_server.command("send-message")
+def send_message(text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say.")]) -> None:
+    """Run one turn without a network, with a model that repeats TEXT, and print every message."""
+    from vv_agent.cli.app_server import send_message as run
+
+    raise typer.Exit(run(text))

@@ -180,6 +180,19 @@ def answer(key: str, text: str, *, as_json: bool) -> int:
         return _told(_post(store, settings, key, signal), "the answer is posted", as_json)
 
 
+def say(key: str, text: str, *, follow_up: bool, as_json: bool) -> int:
+    """Steer a run, or give it what comes after its end."""
+    from vv_agent.runtime.inbox import follow_up_signal, steer_signal
+
+    kind, make = ("follow-up", follow_up_signal) if follow_up else ("steer", steer_signal)
+    with _store() as (store, settings):
+        existing(store, key)
+        signal = make(f"{kind}_{secrets.token_hex(8)}", text)
+        view = _post(store, settings, key, signal)
+    kept = ", and kept until the run goes on" if view.head.state is State.PARKED else ""
+    return _told(view, f"the {kind} is posted{kept}", as_json)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What a person decided: retry, done, failed or abort, with the text that goes with it."""
@@ -251,8 +264,8 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
         decision = ApprovalDecision.allow() if allow else ApprovalDecision.allow_session()
     with _store() as (store, settings):
         existing(store, key)
-        signal = approval_signal(request, decision, shown_to(store, key, request))
-        decide(store, process.dispatcher_for(store, settings), key, signal)
+        asking, digest = shown_to(store, key, request)
+        decide(store, process.dispatcher_for(store, settings), asking, approval_signal(request, decision, digest))
         return _told(read_view(store, key), "the decision is posted", as_json)
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
+from functools import partial
 from typing import Protocol, runtime_checkable
 
-from vv_agent.checkpoint.record import Commit, Head, Look, State
+from vv_agent.checkpoint.record import Commit, Filter, Head, Look, ParkReason, State
 from vv_agent.errors import CannotServe, CheckpointError
 from vv_agent.runtime.advance import Advanced, advance
 from vv_agent.runtime.context import Engine
@@ -14,6 +20,10 @@ from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.tail import rests
 
+log = logging.getLogger("vv_agent.dispatch")
+
+SIDE_BY_SIDE = 8
+"""Runs below one that a process works on at the same time."""
 _LOOK = 0.5
 """Seconds between looks at a run that waits for a time: a signal may have woken it."""
 
@@ -60,10 +70,23 @@ def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False, patient:
     unless this one waited for it before (`patient`): then whoever was quicker goes on with it. One that this process
     has not the code for raises what kept it from being served.
     """
+    below = Below(lambda child: _drive_below(engine, child))
+    try:
+        step = _drive(engine, recipe, below, resume=resume, patient=patient)
+    except BaseException:
+        below.leave()
+        raise
+    if step.head is not None and step.head.state is State.ENDED:
+        below.wait()  # they were told that it is over
+    return step
+
+
+def _drive(engine: Engine, recipe: CycleRecipe, below: Below, *, resume: bool, patient: bool) -> Advanced:
     kept: Run | None = None
     while True:
         step = advance(engine, recipe, commit=keep, kept=kept, resume=resume)
         kept, resume = step.kept, False
+        below.start(begun_below(engine, step))
         match step.what:
             case "committed":
                 recipe = step.next[0]
@@ -81,6 +104,82 @@ def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False, patient:
                 recipe = again
             case _:
                 return step
+
+
+class Below:
+    """The runs below one that this process carries on: each is driven once, a few side by side."""
+
+    def __init__(self, drive: Callable[[CycleRecipe], object]) -> None:
+        self._drive = drive
+        self._lock = threading.Lock()
+        self._known: set[str] = set()
+        self._waiting: deque[CycleRecipe] = deque()
+        self._threads: list[threading.Thread] = []
+        self._left = False
+
+    def start(self, recipes: Iterable[CycleRecipe]) -> None:
+        """Carry on with these as well."""
+        for recipe in recipes:
+            with self._lock:
+                if recipe.key in self._known:
+                    continue
+                self._known.add(recipe.key)
+                self._waiting.append(recipe)
+                if len(self._threads) < SIDE_BY_SIDE:
+                    work = partial(copy_context().run, self._work)
+                    thread = threading.Thread(target=work, name="vv-below", daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+
+    def leave(self) -> None:
+        """Begin no more of them."""
+        self._left = True
+
+    def wait(self) -> None:
+        """Until all are driven as far as they go."""
+        for thread in tuple(self._threads):
+            thread.join()
+
+    def _work(self) -> None:
+        while (recipe := self._next()) is not None:
+            try:
+                self._drive(recipe)
+            except Exception:  # the run is as its last save left it; whoever takes the tree up again goes on with it
+                log.exception("run %s could not be carried on here", recipe.key)
+
+    def _next(self) -> CycleRecipe | None:
+        with self._lock:
+            if self._left or not self._waiting:
+                self._threads.remove(threading.current_thread())
+                return None
+            return self._waiting.popleft()
+
+
+def _drive_below(engine: Engine, recipe: CycleRecipe) -> None:
+    """Carry a run below on until it ended. One that waits for somebody goes on once they decided, in whoever drives the
+    tree then."""
+    drive(engine, recipe, patient=True)
+
+
+def begun_below(engine: Engine, step: Advanced) -> Sequence[CycleRecipe]:
+    """The runs below that a step began, or that the run then waits for: they may be of a process that is gone."""
+    head = step.head
+    if step.what == "ended" or head is None:
+        return ()
+    if step.what == "parked" and head.reason is ParkReason.CHILDREN:
+        return [CycleRecipe.of(one, engine.store.id) for one in unfinished(engine, head) if one.parent_key == head.key]
+    return step.others
+
+
+def unfinished(engine: Engine, head: Head) -> list[Head]:
+    """The records of a run's tree that did not end. This process may use the code of the root's starter for them."""
+    tree = engine.store.find(Filter(root_key=head.root_key, states=_UNFINISHED, limit=10_000))
+    for one in tree:
+        engine.programs.adopt(one.key, one.root_key)
+    return list(tree)
+
+
+_UNFINISHED = frozenset({State.READY, State.CLAIMED, State.PARKED})
 
 
 def cannot_serve(key: str, step: Advanced) -> CannotServe:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from vv_agent.checkpoint.record import Head, Look, State
 from vv_agent.checkpoint.store import CheckpointStore
-from vv_agent.dispatch.base import CycleDispatcher, hint
+from vv_agent.dispatch.base import CycleDispatcher, hint, unfinished
 from vv_agent.errors import StoreError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
@@ -74,22 +74,22 @@ class DistributedBackend:
                 return
             refused = refused or self._is_refused(look)
             if refused or not served:
-                recipe = CycleRecipe.of(look.head, engine.store.id)
                 if not said:
                     said = True
                     _say(look.head, served)
                 owner = look.head.owner
                 if owner is not None and is_dead(owner):  # no worker is there to see it
                     engine.store.expire(owner)
-                if self._help(engine, recipe):
+                if any(self._help(engine, head) for head in unfinished(engine, look.head) if _open(head, look.now)):
                     continue
             time.sleep(0.25)
 
     def _is_refused(self, look: Look) -> bool:
         return look.head.refused_at is not None and look.now - look.head.refused_at >= self.patience * 1000
 
-    def _help(self, engine: Engine, recipe: CycleRecipe) -> bool:
+    def _help(self, engine: Engine, head: Head) -> bool:
         """One cycle here; True if it was done."""
+        recipe = CycleRecipe.of(head, engine.store.id)
         try:
             step = advance(engine, recipe)
         except Exception:  # the claim runs out and the run is taken up again, or parks after some such failures
@@ -118,7 +118,14 @@ def settle(engine: Engine, dispatcher: CycleDispatcher, head: Head) -> None:
     unserved = head.queue is not None and not workers_of(engine.store, head.queue)
     rested = head.queue is None and head.reason is not None and head.status != "running"
     if unserved or rested:
-        advance(engine, CycleRecipe.of(head, engine.store.id))
+        for one in unfinished(engine, head):
+            advance(engine, CycleRecipe.of(one, engine.store.id))
+
+
+def _open(head: Head, now: int) -> bool:
+    """Whether somebody could take the run now."""
+    due = head.due is not None and head.due <= now
+    return head.state is State.READY or due
 
 
 def workers_of(store: CheckpointStore, queue: str | None, within: float = PRESENT) -> bool:

@@ -10,7 +10,7 @@ import time
 from contextvars import ContextVar, copy_context
 
 from vv_agent.checkpoint.record import Head
-from vv_agent.dispatch.base import cannot_serve, drive, until_due
+from vv_agent.dispatch.base import begun_below, cannot_serve, drive, until_due
 from vv_agent.errors import ConfigError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
@@ -55,14 +55,16 @@ class ThreadBackend:
         if _pool.get() is self:
             drive(engine, recipe, resume=resume)
             return
-        job = _Job(engine, recipe, resume)
-        job.context.run(_pool.set, self)
-        self._put(job, 0.0)
+        tree = _Tree(self)
+        job = tree.begin(engine, recipe, resume=resume)
         job.done.wait()
         if job.error is not None:
             raise job.error
+        if job.ended:
+            tree.wait()  # the runs below were told that it is over
 
-    def _put(self, job: _Job, delay: float) -> None:
+    def put(self, job: _Job, delay: float) -> None:
+        """Take a step of a job after `delay` seconds."""
         with self._changed:
             heapq.heappush(self._queue, (time.monotonic() + delay, next(self._order), job))
             if len(self._queue) > self._idle and self._threads < self._most:
@@ -81,7 +83,7 @@ class ThreadBackend:
                 if delay is None:
                     job.done.set()
                 else:
-                    self._put(job, delay)
+                    self.put(job, delay)
 
     def _next(self) -> _Job | None:
         with self._changed:
@@ -101,13 +103,39 @@ class ThreadBackend:
                 self._idle -= 1
 
 
+class _Tree:
+    """A run and those below it on their way through the pool."""
+
+    def __init__(self, pool: ThreadBackend) -> None:
+        self._pool = pool
+        self._jobs: dict[str, _Job] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, engine: Engine, recipe: CycleRecipe, *, resume: bool = False) -> _Job:
+        """Put a run into the queue, once."""
+        with self._lock:
+            known = self._jobs.get(recipe.key)
+            if known is not None:
+                return known
+            job = self._jobs[recipe.key] = _Job(engine, recipe, resume, self)
+        job.context.run(_pool.set, self._pool)
+        self._pool.put(job, 0.0)
+        return job
+
+    def wait(self) -> None:
+        for job in list(self._jobs.values()):
+            job.done.wait()
+
+
 class _Job:
     """One run on its way through the pool."""
 
-    def __init__(self, engine: Engine, recipe: CycleRecipe, resume: bool) -> None:
+    def __init__(self, engine: Engine, recipe: CycleRecipe, resume: bool, tree: _Tree) -> None:
         self.engine = engine
         self.recipe = recipe
         self.resume = resume
+        self.tree = tree
+        self.ended = False
         self.context = copy_context()
         self.done = threading.Event()
         self.error: BaseException | None = None
@@ -123,7 +151,9 @@ class _Job:
                 return pause
             self._parked = None
         step = advance(self.engine, self.recipe, resume=self.resume)
-        self.resume = False
+        self.resume, self.ended = False, step.what == "ended"
+        for below in begun_below(self.engine, step):
+            self.tree.begin(self.engine, below)
         if step.what in ("committed", "released") and not self.engine.stopping:
             self.recipe = step.next[0]
             return 0.0

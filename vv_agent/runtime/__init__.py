@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "AgentRuntime": ("vv_agent.agent_runtime", "AgentRuntime"),
     "CancellationToken": ("vv_agent.cancellation", "CancellationToken"),
     "CheckpointStore": ("vv_agent.checkpoint.store", "CheckpointStore"),
     "InMemoryCheckpointStore": ("vv_agent.checkpoint.memory", "MemoryStore"),

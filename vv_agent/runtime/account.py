@@ -68,6 +68,15 @@ class Account:
         self._evaluator = BudgetEvaluator(limits, clock=monotonic_ns, meter=self._meter, usage=usage)
         self._raised, self.exhaustion = True, None
 
+    def for_child(self) -> dict[str, Any]:
+        """What a run below begins with: limits of what is left."""
+        self._evaluator.observe()
+        return {"limits": self._evaluator.left().to_wire()}
+
+    def add_child(self, usage: Mapping[str, Any]) -> None:
+        """Count what a run below has used."""
+        self._evaluator.absorb(BudgetUsageSnapshot.from_wire(usage))
+
     # The boundaries, in the order of a cycle. Each may raise `Exhausted`.
 
     def begin(self, run: Run) -> None:

@@ -25,7 +25,8 @@ class Advanced:
     """What a call of `advance` came to.
 
     `next` is what should be advanced now: the run's next cycle after a commit, nothing while it is parked or ended.
-    `kept` is the run with its claim when the commit kept it. `why` says more about a refusal or a deferral.
+    `kept` is the run with its claim when the commit kept it. `why` says more about a refusal or a deferral. `others`
+    are further runs of the tree that can be advanced: those this one began, and the one that waited for its end.
     """
 
     what: What
@@ -33,6 +34,7 @@ class Advanced:
     next: tuple[CycleRecipe, ...] = ()
     kept: Run | None = None
     why: str = ""
+    others: tuple[CycleRecipe, ...] = ()
 
 
 def advance(
@@ -134,17 +136,23 @@ def _give_back(run: Run, error: CannotServe) -> Advanced:
 
 
 def _after(engine: Engine, run: Run) -> Advanced:
-    head = run.head
+    head, others = run.head, tuple(run.others)
     if head.state is State.CLAIMED:
-        run.recovered = False
-        return Advanced("committed", head, (CycleRecipe.of(head, engine.store.id),), kept=run)
+        run.recovered, run.others = False, []
+        return Advanced("committed", head, (CycleRecipe.of(head, engine.store.id),), run, others=others)
     engine.keeper.release(run.hold)
     if head.state is State.ENDED:
         if engine.sinks(run.key):  # who listens here reads the result next
             run.remember()
-        return Advanced("ended", head)
+        return Advanced("ended", head, others=(*others, *_above(engine, head)))
     run.remember()
     if head.state is State.PARKED:
-        return Advanced("parked", head)
+        return Advanced("parked", head, others=others)
     what: What = "committed" if head.cycle != run.cycle else "released"
-    return Advanced(what, head, (CycleRecipe.of(head, engine.store.id),))
+    return Advanced(what, head, (CycleRecipe.of(head, engine.store.id),), others=others)
+
+
+def _above(engine: Engine, head: Head) -> list[CycleRecipe]:
+    """The run that waited for the end of this one."""
+    look = engine.store.look(head.parent_key) if head.parent_key is not None else None
+    return [CycleRecipe.of(look.head, engine.store.id)] if look and look.head.state is State.READY else []

@@ -19,7 +19,7 @@ class Body:
     agent: str
     segment: int = 0
     first_cycle: int = 1
-    """Number of the segment's first cycle; `cycle_index` on the wire counts from it."""
+    """Number of the segment's first cycle; `cycle_index` on the wire counts from it (one that was open has 0)."""
     checkpointed: bool = False
     """The caller asked for a checkpoint: the run shows its key and its checkpoint events."""
     live: bool = False
@@ -29,6 +29,19 @@ class Body:
     numbered: tuple[int, int] | None = None
     """(attempt, number of its events so far) of a cycle that was given back open: ids and order go on from there."""
     session_id: str | None = None
+    node: int = 0
+    """Number of the agent that works now, among those that hand over to each other."""
+    handoffs: int = 0
+    """How often the run was handed over."""
+    came_from: dict[str, Any] | None = None
+    """The segment before a hand-off that is under way: its origin, and the cycle and position of the call."""
+    parent: dict[str, Any] | None = None
+    """Of a run below another one: the segment (`run_id`) and the call (`call_id`) that began it, its `task_id`
+    and that of the other one (`above`)."""
+    workflow_name: str | None = None
+    """Of the caller's trace."""
+    fed: int = 0
+    """Number of the last entry whose events the host's event store has."""
 
     def pack(self) -> bytes:
         return pack([getattr(self, name) for name in self.__slots__])

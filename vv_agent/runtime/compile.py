@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,23 @@ from vv_agent import references
 from vv_agent.agent import Agent, RunContext
 from vv_agent.checkpoint.config import CheckpointConfig
 from vv_agent.checkpoint.extensions import check_available, check_registered
-from vv_agent.config import RunConfig, effective_model
+from vv_agent.config import RunConfig, effective_config, effective_model
 from vv_agent.context import ContextRequest
-from vv_agent.definition import CapabilityRef, RunDefinition
-from vv_agent.definition_rules import normalised, stable_ref
+from vv_agent.definition import LINK, CapabilityRef, RunDefinition
+from vv_agent.definition_rules import has_credential, normalised, stable_ref
 from vv_agent.errors import CheckpointError, ConfigError
+from vv_agent.hooks import Hooks, hooks_of, output_schema
 from vv_agent.llm.client import as_model
 from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
 from vv_agent.llm.settings import ModelSettings
 from vv_agent.memory.config import METADATA_NAMES, MemoryConfig
-from vv_agent.runtime import conversation
+from vv_agent.runtime import conversation, recording
+from vv_agent.runtime.hooks import code_of, plain_refs
 from vv_agent.runtime.opening import open_run
 from vv_agent.runtime.program import (
+    AGENT,
     BEFORE_SLOT,
+    INTERRUPT_SLOT,
     MEMORY_SLOT,
     METER_SLOT,
     MODEL_SLOT,
@@ -32,7 +37,10 @@ from vv_agent.runtime.program import (
     Program,
     tool_slot,
 )
+from vv_agent.runtime.team import Giver, team_of
 from vv_agent.skills.activation import AVAILABLE
+from vv_agent.tools import agents
+from vv_agent.tools.agents import HandoffTool, in_background
 from vv_agent.tools.base import Tool
 from vv_agent.tools.builtin import build_default_registry, withheld
 from vv_agent.tools.builtin.base import KNOWN_METADATA
@@ -57,58 +65,111 @@ class Layers:
     checkpoint: CheckpointConfig | None
     elsewhere: bool
     """Workers in other processes must be able to carry the run out: everything needs a name."""
+    inherited: ToolPolicy | None = None
+    """What the run that gives it work may not do."""
+    above: tuple[Agent, ...] = ()
+    """The agents that give it work."""
+
+    def of(self, agent: Agent) -> Layers:
+        """The layers of an agent that the run may be handed to."""
+        return replace(self, agent=agent, config=effective_config(agent, self.default, self.run))
 
 
-def compile_run(
-    layers: Layers,
-    text: str,
-    *,
-    run_id: str,
-    trace_id: str,
-    workspace: str | Path | None,
-    existing: Callable[[], RunDefinition | None],
-) -> Program:
-    """The program of a run; its definition is complete, normalised and redacted. `existing` gives the definition of
-    the run that this start goes on with, if there is one.
+@dataclass(frozen=True)
+class Beginning:
+    """What all agents of a run that begins share. `existing` gives the definition of the run that this start goes on
+    with, or that of an agent linked to it by these slots, if there is one."""
+
+    run_id: str
+    trace_id: str
+    workspace: str | Path | None
+    existing: Callable[[tuple[str, ...]], RunDefinition | None]
+
+    def below(self, slot: str) -> Beginning:
+        return replace(self, existing=lambda path: self.existing((slot, *path)))
+
+
+def compile_run(layers: Layers, text: str, beginning: Beginning) -> Program:
+    """The program of a run with all agents it may be handed to or give work to; its definition is complete, normalised
+    and redacted.
 
     Raises `ConfigError` for a wrong agent or config, `CheckpointError` `checkpoint_definition_unstable` for code
     without a name where one is needed; nothing external has happened then.
     """
+    team = team_of(layers.agent)
+    members = [(f"{AGENT}{number}", agent) for number, agent in enumerate(team[1:], 1)]
+    numbers = {agent.name: number for number, agent in enumerate(team)}
+    links = {
+        (slot, agent.name): _compile(layers.of(agent), "", beginning.below(slot), numbers, {})
+        for slot, agent in members
+    }
+    return _compile(layers, text, beginning, numbers, links)
+
+
+def _compile(
+    layers: Layers, text: str, beginning: Beginning, numbers: Mapping[str, int], links: dict[tuple[str, str], Program]
+) -> Program:
+    """The program of one agent. `numbers` are those of the agents that hand over to each other, by name; `links` the
+    programs of others by slot and name."""
     agent, config = layers.agent, layers.config
     ref = _model_ref(layers)
     resolved = layers.provider.resolve(ref)
     settings = _settings(layers, resolved)
     policy = merge_policies(agent.tool_policy, _policy(layers.default), _policy(layers.run))
-    hidden = withheld(agent_type=config.metadata.get("agent_type"), multimodal=resolved.native_multimodal)
+    if layers.inherited is not None:
+        policy = merge_policies(layers.inherited, None, policy)
+    hidden = withheld(
+        agent_type=config.metadata.get("agent_type"), multimodal=resolved.native_multimodal,
+        sub_agents=bool(agent.sub_agents), background=any(map(in_background, agent.tools)),
+    )  # fmt: skip
     registry = _registry(config)
-    files = config.workspace_backend or LocalWorkspaceBackend(config.workspace or workspace or DEFAULT_WORKSPACE)
+    folder = config.workspace or beginning.workspace
+    files = config.workspace_backend or LocalWorkspaceBackend(folder or DEFAULT_WORKSPACE)
     context = RunContext(
-        run_id=run_id, agent_name=agent.name, model=str(ref), workspace=str(config.workspace or workspace or ""),
+        run_id=beginning.run_id, agent_name=agent.name, model=str(ref), workspace=str(folder or ""),
         metadata=config.metadata, context=config.context,
     )  # fmt: skip
     request = ContextRequest(
-        agent_name=agent.name, input=text, model=str(ref), trace_id=trace_id, workspace=files, context=config.context,
-        max_prompt_chars=config.max_context_chars, metadata=config.metadata,
+        agent_name=agent.name, input=text, model=str(ref), trace_id=beginning.trace_id, workspace=files,
+        context=config.context, max_prompt_chars=config.max_context_chars, metadata=config.metadata,
     )  # fmt: skip
     _check_extensions(layers)
-    opening = open_run(agent, config, context, request, existing)
+    opening = open_run(agent, config, context, request, lambda: beginning.existing(()))
     if not opening.has_skills:
         hidden |= {"activate_skill"}
     tools = [tool for tool in _tools(agent, registry, config.metadata, hidden) if _enabled(tool, context)]
-    parts = _Parts(layers, text, ref, resolved, settings, policy, tools, registry.replaced_schemas(), files)
+    workers = Giver(layers, ref, settings, policy, tools).workers()
+    links |= {
+        (worker.slot, worker.name): compile_run(worker.layers, "", beginning.below(worker.slot))
+        for worker in workers if worker.layers is not None
+    }  # fmt: skip
+    refs = {slot: _link(name, program) for (slot, name), program in links.items()}
+    refs |= {worker.slot: worker.fault for worker in workers if worker.fault is not None}
+    parts = _Parts(
+        layers, text, ref, resolved, settings, policy, tools, registry.replaced_schemas(), files, numbers, refs
+    )
     definition = normalised(parts.describe(opening.prompt))
     model = as_model(layers.provider.client(resolved))
     program = Program(
         definition=definition, model=model, resolved=resolved, settings=settings,
         tools={tool.name: tool for tool in tools}, policy=policy, workspace=files,
-        before_cycle_messages=config.before_cycle_messages, reconciliation_provider=config.reconciliation_provider,
+        before_cycle_messages=config.before_cycle_messages, interruption_messages=config.interruption_messages,
+        reconciliation_provider=config.reconciliation_provider,
         extensions=config.checkpoint_extensions,
         required_namespaces=layers.checkpoint.required_extension_namespaces if layers.checkpoint else (),
         context=config.context, opening=opening, session=config.session,
-        host_cost_meter=config.host_cost_meter, provider=layers.provider, memory_providers=config.memory_providers,
+        host_cost_meter=config.host_cost_meter, links={slot: program for (slot, _), program in links.items()},
+        event_store=config.event_store,
+        event_store_fail_closed=config.event_store_fail_closed,
+        provider=layers.provider, memory_providers=config.memory_providers,
+        hooks=parts.hooks,
     )  # fmt: skip
     program.memory  # noqa: B018 - its models must be there
     return program
+
+
+def _link(name: str, program: Program) -> CapabilityRef:
+    return CapabilityRef(id=f"{LINK}{program.definition.digest}", version=name)
 
 
 @dataclass(frozen=True)
@@ -125,6 +186,14 @@ class _Parts:
     schemas: Mapping[str, dict[str, Any]]
     """By name, those that are shown instead of the tools' own."""
     files: WorkspaceBackend
+    numbers: Mapping[str, int]
+    """Of the agents that hand over to each other, by name."""
+    linked: Mapping[str, CapabilityRef]
+    """The names of other agents' definitions."""
+
+    @cached_property
+    def hooks(self) -> Hooks:
+        return hooks_of(self.layers.agent, self.layers.config)
 
     def describe(self, prompt: str) -> dict[str, Any]:
         """The 20 fields, before normalisation."""
@@ -146,13 +215,13 @@ class _Parts:
                 "transport_timeout_seconds": timeout,
                 "settings": settings,
             },
-            "credential_slots": list(checkpoint.credential_slots) if checkpoint else [],
+            "credential_slots": self._slots(settings),
             "runtime_controls": self._controls(),
             "tools": [self._tool(tool) for tool in self.tools],
             "tool_policy": self._policy(),
             "checkpoint_policy": _checkpoint_policy(checkpoint),
             "budget_limits": config.budget_limits.to_wire() if config.budget_limits else None,
-            "output_schema": None,
+            "output_schema": None if (kind := self.hooks.output_type) is None else output_schema(kind),
             "workspace_ref": self._workspace(),
             "session_ref": self._session(),
             "extensions": [
@@ -174,7 +243,7 @@ class _Parts:
         memory = MemoryConfig.from_metadata(config.metadata)
         return {
             "max_cycles": config.max_cycles,
-            "max_handoffs": 10,
+            "max_handoffs": config.max_handoffs,
             "no_tool_policy": str(config.no_tool_policy),
             "memory_compact_threshold": memory.compact_threshold,
             "memory_threshold_percentage": memory.warning_threshold_percentage,
@@ -197,6 +266,14 @@ class _Parts:
             "deny_terminal_tools": policy.deny_terminal_tools,
             "denied_cost_dimensions": list(policy.denied_cost_dimensions),
         }
+
+    def _slots(self, settings: Mapping[str, Any]) -> list[str]:
+        """The credential slots; of an agent beside the first one, those it has a value at."""
+        checkpoint = self.layers.checkpoint
+        slots = list(checkpoint.credential_slots) if checkpoint else []
+        if self.numbers.get(self.layers.agent.name) == 0 and not self.layers.above:
+            return slots
+        return [slot for slot in slots if has_credential({"model": {"settings": settings}}, slot)]
 
     def _workspace(self) -> dict[str, str] | None:
         given = self._given.get("workspace")
@@ -223,9 +300,17 @@ class _Parts:
         config = self.layers.config
         lifted = {slot for slot in self._given if slot in _LIFTED or slot.startswith(APPROVAL_SLOT)}
         refs = {slot: ref for slot, ref in self._given.items() if slot not in lifted}
-        refs |= self._provider_refs()
+        refs |= {**self._provider_refs(), **self.linked}
+        refs |= recording.references(
+            config.event_store, self._given, closed=config.event_store_fail_closed,
+            checkpointed=self.layers.checkpoint is not None, elsewhere=self.layers.elsewhere,
+        )  # fmt: skip
+        if self.layers.checkpoint is not None:
+            refs |= plain_refs(self.hooks)
         for number, tool in enumerate(self.tools):
-            if (ref := self._code(tool_slot(number), tool, f"tool {tool.name!r}")) is not None:
+            if (agent := agents.reference(tool, self.numbers)) is not None:
+                refs[tool_slot(number)] = agent
+            elif (ref := self._code(tool_slot(number), tool, f"tool {tool.name!r}")) is not None:
                 refs[tool_slot(number)] = ref
         for slot, obj in self._code_that_decides():
             if (named := self._name(slot, obj)) is not None:
@@ -233,6 +318,7 @@ class _Parts:
         if (
             config.metadata.keys() - KNOWN_METADATA - METADATA_NAMES - {AVAILABLE}
             and self.layers.checkpoint
+            and not self.layers.above
             and "behavior_affecting_run_metadata" not in refs
         ):
             raise CheckpointError(
@@ -250,8 +336,10 @@ class _Parts:
         yield from ((f"context_provider:{n}", provider) for n, provider in enumerate(config.context_providers))
         yield from ((f"{MEMORY_SLOT}{n}", provider) for n, provider in enumerate(config.memory_providers))
         yield BEFORE_SLOT, config.before_cycle_messages
+        yield INTERRUPT_SLOT, config.interruption_messages
         yield RECONCILE_SLOT, config.reconciliation_provider
         yield METER_SLOT, config.host_cost_meter
+        yield from code_of(self.hooks)
 
     def _provider_refs(self) -> dict[str, CapabilityRef]:
         provider = self.layers.provider
@@ -291,7 +379,7 @@ class _Parts:
 
 
 APPROVAL_SLOT = "tool_approval:"
-_LIFTED = frozenset({"context", "workspace", "session", "tool_policy.predicate"})
+_LIFTED = frozenset({"context", "workspace", "session", "tool_policy.predicate", recording.SLOT})
 """Slots that have fields of their own."""
 
 
@@ -365,7 +453,8 @@ def _tools(agent: Agent, registry: ToolRegistry, metadata: Mapping[str, Any], hi
     """The registry's tools that the model may be shown, then the agent's; a name is taken once. The `hidden` ones must
     be among the agent's."""
     tools: dict[str, Tool] = {tool.name: tool for tool in registry.shown_tools()}
-    for tool in agent.tools:
+    transfers = [HandoffTool.of(one) for one in agent.transfers]
+    for tool in (*transfers, *agent.tools):
         if not isinstance(tool, Tool):
             raise ConfigError(
                 "tool_invalid", f"{tool!r} is no tool; decorate the function with @function_tool, or use FunctionTool"
@@ -375,7 +464,7 @@ def _tools(agent: Agent, registry: ToolRegistry, metadata: Mapping[str, Any], hi
                 "tool_already_registered",
                 f"tool already registered: {tool.name}; two tools of agent {agent.name!r} have that name, rename one",
             )
-    listed = {tool.name for tool in agent.tools}
+    listed = {tool.name for tool in (*transfers, *agent.tools)}
     offered = [tool for name, tool in tools.items() if name in listed or name not in hidden]
     return [tool.for_run(metadata) if isinstance(tool, Bash) else tool for tool in offered]
 

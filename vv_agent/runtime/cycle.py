@@ -5,17 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vv_agent.checkpoint.reconciliation import ABORT_CODE
-from vv_agent.checkpoint.record import Commit, End, Park, ParkReason, Release
+from vv_agent.checkpoint.record import Commit, End, Park, ParkReason, Progress, Release, Then
 from vv_agent.errors import LlmError, RetryLater, SignalsWaiting
 from vv_agent.llm.base import ModelResponse
 from vv_agent.messages import Message
 from vv_agent.results import AgentStatus, CompletionReason
-from vv_agent.runtime import conversation, extensions, journal, memory, model_call, output, tool_calls
+from vv_agent.runtime import (
+    after_cycle,
+    children,
+    conversation,
+    delegation,
+    extensions,
+    guards,
+    handoff,
+    hooks,
+    journal,
+    memory,
+    model_call,
+    output,
+    steering,
+    tool_calls,
+)
 from vv_agent.runtime.account import EXHAUSTED, Account, Exhausted
 from vv_agent.runtime.approval import ApprovalFailed, ApprovalNeeded, message_of
+from vv_agent.runtime.control import HookFailed
 from vv_agent.runtime.inbox import Inbox
 from vv_agent.runtime.output import Decision, GoOn, Stop
 from vv_agent.runtime.run import Run
@@ -42,16 +59,37 @@ CommitPlan = Callable[[], Commit]
 def run_cycle(run: Run, commit: CommitPlan) -> None:
     """Carry out the open cycle and save what it came to. Raises `ClaimLost` or `StoreError` when it could not be
     saved."""
-    while (decision := _decided(run)) is not None:
+    run.recorder.feed(run)
+    if run.head.ending and (end := run.transcript.ends.get(run.body.segment)) is not None:
+        _finish(run, Stop.of_log(end))  # all but the last save was made
+        return
+    while (decision := _end(run)) is not None:
         if _carry_out(run, decision, commit):
             return
         run.recovered = False  # what was left open is settled
 
 
-def _decided(run: Run) -> Decision | None:
-    """What the cycle comes to; None when it was given back or parked, and that is saved."""
+def _finish(run: Run, decision: Stop) -> None:
+    """The last save of an end whose events were to go to the host's event store first."""
+    judged = run.recorder.judge(decision)
+    assert isinstance(judged, Stop)
+    changed = [["e", run.body.segment, judged.to_log()]] if judged is not decision else ()
+    run.recorder.tell(run)
+    then = End(keep_journal=decision.error_code == ABORT_CODE)
+    run.save(then, status=judged.status.value, ending=True, durable=True, last_log=changed)
+    background.end(run.key)
+
+
+def _end(run: Run) -> Decision | None:
+    """What the cycle comes to, also for the host's guardrails; None when it was given back or parked."""
+    decision = _decided(run, _decide)
+    return None if decision is None else _decided(run, lambda run: guards.checked(run, decision))
+
+
+def _decided(run: Run, decide: Callable[[Run], Decision]) -> Decision | None:
+    """What `decide` comes to, whatever it raises; None when the cycle was given back or parked, and that is saved."""
     try:
-        return _decide(run)
+        return decide(run)
     except RunCancelled as cancel:
         return _cancelled(run, cancel.message)
     except RetryLater as later:
@@ -76,8 +114,10 @@ def _decided(run: Run) -> Decision | None:
         if not run.body.live:
             return _asks(run)
         run.save(Park(ParkReason.APPROVAL, due_in=_approval_due(run)), durable=True)  # stream and segment stay open
-    except ApprovalFailed as error:
-        tool_calls.close_open_calls(run, "Whoever was to approve this call could not be asked.")
+    except children.Waiting:
+        run.save(Park(ParkReason.CHILDREN, due_in=run.children.due_in(run.engine.store.now())))
+    except (HookFailed, ApprovalFailed) as error:
+        tool_calls.close_open_calls(run, "The run failed before this call.")
         return output.failed(error.message, error.code)
     return None
 
@@ -93,16 +133,25 @@ def _decide(run: Run) -> Decision:
         run.inbox = Inbox()  # what is unread is for after the end
         return Stop.of_log(candidate)
     run.inbox.check()
+    if not handoff.take_over(run):
+        _follow_up(run)
     if run.inbox.cancel is not None:
         raise RunCancelled(run.inbox.cancel)
     _begin_segment(run)
+    if run.refused is not None:
+        return run.refused
     extensions.restore(run)
     if run.recovered and run.body.checkpointed:
-        run.emit("checkpoint_resumed", cycle_index=run.index - 1, checkpoint_key=run.key, resume_attempt=run.attempt)
+        run.emit(
+            "checkpoint_resumed", cycle_index=max(0, run.index - 1), checkpoint_key=run.key, resume_attempt=run.attempt
+        )
     aborted = journal.recover(run)
     if aborted is not None:
         return aborted
     run.observe(None)
+    if (lost := run.recorder.judge(GoOn())) != GoOn():
+        tool_calls.close_open_calls(run, "The event store of the run did not take its events.")
+        return lost
     try:
         return _advance(run)
     except Exhausted:
@@ -116,11 +165,12 @@ def _advance(run: Run) -> Decision:
     _account(run, Account.begin)
     if run.turn is None:
         _account(run, Account.before_model)
-        memory.keep_within(run)
+        memory.keep_within(run, partial(hooks.before_compact, run))
         try:
             _prepare(run)
         except Exception as error:  # the host's own function
             return output.failed(f"before_cycle_messages failed: {error}", "before_cycle_messages_failed")
+        steering.enter(run)
         if (aborted := _model_turn(run)) is not None:
             return aborted
     _account(run, Account.after_model)
@@ -132,9 +182,10 @@ def _advance(run: Run) -> Decision:
     assert turn is not None
     controls = run.program.controls
     decision = output.decide(turn, index=run.index, max_cycles=controls.max_cycles, policy=controls.no_tool_policy)
+    decision = handoff.passed_on(run, decision)
     if isinstance(decision, Stop):
         _account(run, Account.at_end)
-    return decision
+    return after_cycle.judged(run, decision)
 
 
 def _account(run: Run, boundary: Callable[[Account, Run], None]) -> None:
@@ -147,6 +198,13 @@ def _account(run: Run, boundary: Callable[[Account, Run], None]) -> None:
         raise RunCancelled(run.inbox.cancel)
     _take_limits(run)
     boundary(run.account, run)
+
+
+def _follow_up(run: Run) -> None:
+    """What was said for after the end begins the next segment. Before anything else: one that is cancelled has its own
+    run id."""
+    if (said := steering.next_input(run)) is not None:
+        _next_segment(run, said)
 
 
 def _begin_segment(run: Run) -> None:
@@ -178,8 +236,14 @@ def _waits_for(run: Run) -> ParkReason | None:
 
 def _next_segment(run: Run, said: Message | None) -> None:
     segment = run.body.segment + 1
+    first = run.cycle if run.turn is None else run.cycle + 1  # an open cycle counted in the segment before
     run.body = replace(
-        run.body, segment=segment, first_cycle=run.cycle, run_id=run.engine.new_id("run"), observation=None
+        run.body,
+        segment=segment,
+        first_cycle=first,
+        run_id=run.engine.new_id("run"),
+        observation=None,
+        came_from=None,
     )
     run.log(["s", segment] if said is None else ["i", segment, said.to_wire()])
     run.emit("run_started", refs={"input": ("input", segment)}, input=run.transcript.inputs[segment])
@@ -249,6 +313,9 @@ def _receipt(run: Run, response: ModelResponse) -> list[Any]:
 
 def _cancelled(run: Run, reason: str) -> Stop:
     run.inbox.accept_cancel()
+    run.children.drop_new()
+    if run.body.segment in run.transcript.ends:  # it has its terminal event
+        _next_segment(run, None)
     if (observation := journal.observation(run)) is not None:
         run.observe(observation)
     tool_calls.close_open_calls(run)
@@ -258,12 +325,15 @@ def _cancelled(run: Run, reason: str) -> Stop:
 def _carry_out(run: Run, decision: Decision, commit: CommitPlan) -> bool:
     """Save the decision; a signal that can still change an end is looked at first, without repeating anything. False
     when other limits have come for a run out of budget: it is decided again."""
+    run.recorder.tell(run)
+    decision = run.recorder.judge(decision)
     while True:
+        decision = steering.redirected(run, decision)
         try:
             if isinstance(decision, GoOn):
                 _commit(run, decision, commit)
             else:
-                _stop(run, decision)
+                _stop(run, decision, commit)
         except SignalsWaiting:
             run.inbox.check()
             if run.inbox.cancel is not None:
@@ -290,27 +360,39 @@ def _sees(run: Run) -> bool:
     return run.program.definition.runtime_controls.native_multimodal
 
 
-def _stop(run: Run, decision: Stop) -> None:
+def _stop(run: Run, decision: Stop, commit: CommitPlan) -> None:
     extensions.snapshot(run)
+    if isinstance(_goes_to(run, decision), End):
+        steering.drop(run)
     waiting = run.body.segment in run.transcript.ends  # its messages are in the session
     keeps = run.program.has_session and decision.error_code != ABORT_CODE and not waiting
     if keeps:
         conversation.fix_end(run, decision, ends=isinstance(_goes_to(run, decision), End))
         decision = conversation.append(run, decision)
     then = _goes_to(run, decision)
-    if isinstance(then, End) or then.commit:
+    if not isinstance(then, Park) or then.commit:
         run.approvals.forget()
     run.save(
-        then,
-        status=decision.status.value,
+        _saved_as(run, then, commit),
+        status=None if isinstance(then, Commit) else decision.status.value,
         ending=isinstance(then, End),
         closing=isinstance(then, Park) and not keeps,
         durable=True,
         last_log=[["e", run.body.segment, decision.to_log()]],
-        last_events=[terminal_event(run, decision)],
+        last_events=[terminal_event(run, decision), *handoff.completed(run, decision)],
+        posts=delegation.end_posts(run, decision, ends=isinstance(then, End)),
     )
-    if isinstance(then, End):
+    if isinstance(then, End) and run.recorder.on:
+        _finish(run, decision)
+    elif isinstance(then, End):
         background.end(run.key)
+
+
+def _saved_as(run: Run, then: Park | Commit | End, commit: CommitPlan) -> Then:
+    """A run with an event store ends in two saves: the store gets the terminal event in between."""
+    if isinstance(then, Commit):
+        return commit()
+    return Progress() if isinstance(then, End) and run.recorder.on else then
 
 
 def _asks(run: Run) -> Stop:
@@ -325,13 +407,16 @@ def _approval_due(run: Run) -> int | None:
     return run.approvals.due_in(run.engine.store.now()) if timed else None
 
 
-def _goes_to(run: Run, decision: Stop) -> Park | End:
+def _goes_to(run: Run, decision: Stop) -> Park | Commit | End:
     """Where the end of a segment leaves the run."""
+    if steering.continues(run, decision):
+        return Commit()
+    below = run.body.parent is not None
     if decision.status is AgentStatus.WAIT_USER and run.approvals.open():
         return Park(ParkReason.APPROVAL, due_in=_approval_due(run))
-    if decision.status is AgentStatus.WAIT_USER:
+    if decision.status is AgentStatus.WAIT_USER and not below:
         return Park(ParkReason.INPUT, commit=True)
-    if decision.reason == CompletionReason.BUDGET_EXHAUSTED and run.body.checkpointed:
+    if decision.reason == CompletionReason.BUDGET_EXHAUSTED and run.body.checkpointed and not below:
         return Park(ParkReason.BUDGET)
     return End(keep_journal=decision.error_code == ABORT_CODE)
 
@@ -339,10 +424,13 @@ def _goes_to(run: Run, decision: Stop) -> Park | End:
 def terminal_event(run: Run, decision: Stop) -> Any:
     """The event that ends the segment: run_completed, run_failed or run_cancelled; texts are referred to, not
     copied."""
+    if run.body.parent is not None:
+        return delegation.terminal_event(run, decision)
     segment = run.body.segment
     fields: dict[str, Any] = {"completion_reason": decision.reason.value if decision.reason else None}
     refs: dict[str, Any] = {}
-    partial = run.transcript.last_text if decision.status is not AgentStatus.COMPLETED else None
+    kept = run.transcript.partial_of(decision.to_log())
+    partial = kept if decision.status is not AgentStatus.COMPLETED else None
     if partial is not None:
         fields["partial_output"], refs["partial_output"] = partial, ("partial", segment)
     if run.account is not None:

@@ -5,6 +5,8 @@ An event entry holds the events of one save: `[run id, agent, cycle, attempt, [[
 
     ["args", position]   the arguments of a call of this cycle      ["input", segment]   the input of a segment
     ["approval", position]   the arguments and the tool of a call that waits for a yes
+    ["child", key, metadata]   of a run below that begins: its key, and the field itself
+    ["handoff", cycle, position, more]   what the call of a hand-off says of it
     ["declared", ...]    a tool's declaration, its five fields in a row
     ["answer", segment]  the final output of a segment              ["partial", segment] its partial output
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from vv_agent.checkpoint.identity import event_id
@@ -31,13 +34,12 @@ WITHOUT_CYCLE = frozenset(
         "run_started",
         "agent_started",
         "session_persisted",
-        "run_completed",
-        "run_failed",
-        "run_cancelled",
+        "sub_run_started",
+        "sub_run_completed",
         "run_state_changed",
     }
 )
-"""Types that belong to the run, not to a cycle of it."""
+"""Types that belong to the run, not to a cycle of it; an end tells in which cycle it came."""
 LIVE_ONLY = frozenset({"assistant_delta", "reasoning_delta", "model_tool_call_started", "model_tool_call_progress"})
 """Types that are never stored: their text stands in the log once the model call is done."""
 Refs = Mapping[str, Sequence[Any]]
@@ -60,6 +62,7 @@ class Origin(NamedTuple):
 class Emitted(NamedTuple):
     """A numbered event, not yet an object."""
 
+    origin: Origin
     type: str
     n: int
     created_at: float
@@ -86,24 +89,32 @@ class Numbered:
     event: RunEvent
 
 
-def event_entry(origin: Origin, events: Iterable[Emitted]) -> bytes:
-    """The bytes of one event entry, or of one live item."""
-    header = [origin.run_id, origin.agent, origin.cycle, origin.attempt, origin.cycle_index]
-    return pack([header, [emitted.stored() for emitted in events]])
+def event_entries(events: Iterable[Emitted]) -> tuple[bytes, ...]:
+    """The bytes of event entries, one for each row of events of one origin; a live item is one with one event."""
+    rows = groupby(events, key=lambda emitted: emitted.origin)
+    return tuple(pack([list(origin), [emitted.stored() for emitted in row]]) for origin, row in rows)
 
 
-def build(origin: Origin, trace_id: str, emitted: Emitted, session_id: str | None = None) -> RunEvent:
-    """The event object."""
-    fields = dict(emitted.fields)
+def first_events(body: Body, now: float, events: Iterable[tuple[str, Mapping[str, Any], Refs]]) -> list[Emitted]:
+    """The events of a record's creation, in cycle 0."""
+    origin = Origin(body.run_id, body.agent, 0, 1, 0)
+    return [Emitted(origin, kind, n, now, fields, refs) for n, (kind, fields, refs) in enumerate(events)]
+
+
+def build(body: Body, emitted: Emitted) -> RunEvent:
+    """The event object; `body` is of its run."""
+    origin, fields = emitted.origin, dict(emitted.fields)
     if emitted.type not in WITHOUT_CYCLE:
         fields.setdefault("cycle_index", origin.cycle_index)
-    if session_id is not None:
-        fields["session_id"] = session_id
+    if body.session_id is not None:
+        fields.setdefault("session_id", body.session_id)
+    if body.parent is not None:
+        fields.setdefault("parent_run_id", body.parent["run_id"])
     return make_event(
         emitted.type,
         event_id=origin.identify(emitted.type, emitted.n),
         run_id=origin.run_id,
-        trace_id=trace_id,
+        trace_id=body.trace_id,
         created_at=emitted.created_at,
         agent_name=origin.agent,
         **fields,
@@ -122,8 +133,10 @@ class EventReader:
     """Reads a record's entries in order and gives its events, texts filled in."""
 
     def __init__(self, body: Body) -> None:
-        self._trace_id, self._session_id = body.trace_id, body.session_id
+        self._body = body
         self.transcript = Transcript()
+        self.below: set[str] = set()
+        """Keys of the runs below that began."""
         self.unknown: set[tuple[int, int, int]] = set()
         """Cycle, attempt and number of the events that were left out."""
 
@@ -144,8 +157,7 @@ class EventReader:
                 self.unknown.add((origin.cycle, origin.attempt, n))
                 continue
             texts = {name: self._text(origin.cycle, ref) for name, ref in (refs[0] if refs else {}).items()}
-            emitted = Emitted(event_type, n, created_at, {**fields, **texts}, {})
-            event = build(origin, self._trace_id, emitted, self._session_id)
+            event = build(self._body, Emitted(origin, event_type, n, created_at, {**fields, **texts}, {}))
             numbered.append(Numbered(origin.cycle, origin.attempt, n, event))
         return numbered
 
@@ -156,6 +168,11 @@ class EventReader:
             case ["approval", position]:
                 call = self.transcript.turns[cycle].call(position)
                 return {"arguments": parse_arguments(call.arguments), "tool_name": call.name}
+            case ["child", key, metadata]:
+                self.below.add(key)
+                return metadata
+            case ["handoff", at, position, more]:
+                return {**self.transcript.turns[at].results[position]["metadata"], **more}
             case ["declared", *values]:
                 return ToolMetadata(*values)
             case ["input", segment]:

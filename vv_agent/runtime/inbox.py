@@ -1,9 +1,10 @@
-"""Signals as the runtime reads them: a cancel, other limits, decisions on operations and approvals, answers, a wish to
-go on.
+"""Signals as the runtime reads them: a cancel, other limits, decisions on operations and approvals, answers, steers and
+follow-ups, a wish to go on.
 
-Order of meaning (DESIGN section 6.2): cancel, budget, decisions, answers. A cancel, an answer, a decision on an
+Order of meaning (DESIGN section 6.2): cancel, budget, decisions, answers, steers. A cancel, an answer, a decision on an
 approval and other limits are consumed by the save that acts on them, or that finds nothing to act on; a decision on an
-operation and a wish to go on by the first save after they were read. A kind this version does not know means the
+operation and a wish to go on by the first save after they were read; steers and follow-ups by the save that keeps them
+in the record. A kind this version does not know means the
 process cannot serve the run; a body that cannot be read is put aside with a diagnostic, so that it never hides the
 cancel behind it.
 """
@@ -18,11 +19,12 @@ from vv_agent.approvals import ApprovalAction, ApprovalDecision
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.reconciliation import ReconciliationDecision
 from vv_agent.checkpoint.record import Signal
-from vv_agent.errors import CannotServe, VVAgentError
+from vv_agent.errors import CannotServe, ConfigError, VVAgentError
+from vv_agent.messages import Message
 from vv_agent.runtime.approval import FAILED
 from vv_agent.runtime.transcript import clean, pack, storable, unpack
 
-KINDS = frozenset({"cancel", "reconcile", "answer", "resume", "budget", "approval"})
+KINDS = frozenset({"cancel", "reconcile", "answer", "resume", "budget", "approval", "child", "steer", "follow_up"})
 DEFAULT_REASON = "Run was cancelled."
 
 
@@ -32,6 +34,18 @@ class Decided:
 
     decision: ReconciliationDecision
     attempt: int | None
+
+
+@dataclass
+class Words:
+    """What was said to a run and has not entered its transcript yet: messages on the wire, oldest first."""
+
+    steers: list[dict[str, Any]] = field(default_factory=list)
+    follow_ups: list[dict[str, Any]] = field(default_factory=list)
+
+    def stored(self) -> dict[str, list[dict[str, Any]]]:
+        kept = {"steers": self.steers, "follow_ups": self.follow_ups}
+        return {name: list(value) for name, value in kept.items() if value}
 
 
 @dataclass
@@ -50,8 +64,10 @@ class Inbox:
     _seen: set[str] = field(default_factory=set)
     _cancels: list[str] = field(default_factory=list)
     _answers: dict[str, str] = field(default_factory=dict)
+    _children: dict[str, dict[str, Any]] = field(default_factory=dict)
     _limits: dict[str, RunBudgetLimits] = field(default_factory=dict)
     _approvals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _words: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
 
     def accept_cancel(self) -> None:
         """The run ends as cancelled: only that save consumes the cancel. Until then it stays unread in the store, which
@@ -95,6 +111,10 @@ class Inbox:
                 if body["action"] not in (*ApprovalAction, FAILED):
                     raise ValueError(f"action {body['action']!r}")
                 self._approvals[signal.id] = {**body, "at": signal.at}
+            case "child":
+                self._children[signal.id] = {name: body[name] for name in ("task_id", "key", "status")} | body
+            case "steer" | "follow_up":
+                self._words[signal.id] = signal.kind, Message.from_wire(body["message"]).to_wire()
             case "budget":
                 self._limits[signal.id] = RunBudgetLimits.from_wire(body["limits"])
 
@@ -110,6 +130,24 @@ class Inbox:
         approvals, self._approvals = self._approvals, {}
         self.consumed += approvals
         return approvals
+
+    def take_children(self) -> list[dict[str, Any]]:
+        """What became of runs below, in the order of their ends."""
+        children, self._children = self._children, {}
+        self.consumed += children
+        return list(children.values())
+
+    @property
+    def hears(self) -> bool:
+        """Whether something was said that waits to be handed over."""
+        return bool(self._words)
+
+    def give_words(self, words: Words) -> None:
+        """Hand over what was said; the next save consumes it."""
+        for kind, message in self._words.values():
+            (words.steers if kind == "steer" else words.follow_ups).append(message)
+        self.consumed += self._words
+        self._words = {}
 
     @property
     def raises(self) -> bool:
@@ -151,6 +189,27 @@ def reconcile_signal(
 
 def answer_signal(signal_id: str, text: str) -> Signal:
     return Signal(signal_id, "answer", pack({"input": clean(text)}))
+
+
+def steer_signal(signal_id: str, text: str) -> Signal:
+    """A message that enters before the next model call. `message_empty` for a blank one."""
+    return Signal(signal_id, "steer", _message(text))
+
+
+def follow_up_signal(signal_id: str, text: str) -> Signal:
+    """The input of another segment, once the run would have ended. `message_empty` for a blank one."""
+    return Signal(signal_id, "follow_up", _message(text))
+
+
+def said(text: str) -> str:
+    """A text that says something; `message_empty` for any other."""
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError("message_empty", f"a run cannot be told {text!r}; give a text that says something")
+    return clean(text)
+
+
+def _message(text: str) -> bytes:
+    return pack({"message": Message("user", said(text)).to_wire()})
 
 
 def approval_signal(request_id: str, decision: ApprovalDecision, digest: str) -> Signal:

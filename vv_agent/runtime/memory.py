@@ -308,7 +308,7 @@ class _Pass:
             name = provider.name or type(provider).__name__
             told = emitted._replace(fields={**fields, "metadata": metadata} if metadata else fields)
             try:
-                result = getattr(provider, stage)(build(run.origin, run.body.trace_id, told, run.body.session_id))
+                result = getattr(provider, stage)(build(run.body, told))
             except Exception as error:  # the host's own code
                 kind = type(error).__name__
                 errors.append({"provider": name, "stage": stage, "error": str(error), "error_type": kind})

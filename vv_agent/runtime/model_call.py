@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 from vv_agent.cancellation import CancellationToken
 from vv_agent.checkpoint.identity import model_operation_id
@@ -21,7 +22,8 @@ from vv_agent.llm.base import (
     ToolCallPreview,
     collect,
 )
-from vv_agent.messages import ToolCall
+from vv_agent.messages import Message, ToolCall
+from vv_agent.runtime import hooks
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import clean
 from vv_agent.runtime.waiting import submit, wait_for
@@ -38,13 +40,17 @@ def operation_id(run: Run, slot: str = "main") -> str:
     return model_operation_id(run.cycle, slot)
 
 
-def request_of(run: Run, cancellation: CancellationToken) -> ModelRequest:
-    """The request of the open cycle; messages are the transcript itself, not a copy."""
-    program = run.program
+Asked: TypeAlias = tuple[Sequence[Message], Sequence[Mapping[str, Any]]]
+"""Messages and tool schemas."""
+
+
+def request_of(run: Run, asked: Asked, cancellation: CancellationToken) -> ModelRequest:
+    """The request of the open cycle; without hooks, messages are the transcript itself, not a copy."""
+    program, (messages, tools) = run.program, asked
     return ModelRequest(
         model_id=program.resolved.model_id,
-        messages=run.transcript.messages,
-        tools=program.advertised,
+        messages=messages,
+        tools=tools,
         settings=program.settings,
         turn=run.transcript.turn_n,
         metadata={"run_id": run.body.run_id, "trace_id": run.body.trace_id, "cycle_index": run.index},
@@ -54,8 +60,11 @@ def request_of(run: Run, cancellation: CancellationToken) -> ModelRequest:
 
 def call_model(run: Run) -> ModelResponse:
     """Call the model, again if the outcome was lost and the policy allows; raises `LlmError`, `RetryLater`,
-    `RunCancelled`, `ClaimLost` or `Stopping`."""
-    return _until_known(run, "main", lambda: _once(run))
+    `RunCancelled`, `ClaimLost`, `Stopping` or `HookFailed`."""
+    asked = hooks.before_llm(run)
+    response = hooks.after_llm(run, _until_known(run, "main", lambda: _once(run, asked)))
+    hooks.note_shown(run, asked[1])
+    return tidy(response) if run.program.hooks.runtime else response
 
 
 def call_aside(run: Run, slot: str, model: Model, request: ModelRequest) -> ModelResponse:
@@ -96,10 +105,10 @@ def reset_stream(run: Run) -> None:
     run.emit("diagnostic", level="info", code="stream_reset", details={"attempt": run.attempt})
 
 
-def _once(run: Run) -> ModelResponse:
+def _once(run: Run, asked: Asked) -> ModelResponse:
     live = _LiveText(run)
     try:
-        return _carried_out(run, run.program.model, request_of(run, CancellationToken()), live.show)
+        return _carried_out(run, run.program.model, request_of(run, asked, CancellationToken()), live.show)
     finally:
         live.close()
 

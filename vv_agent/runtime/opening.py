@@ -1,4 +1,4 @@
-"""What a new run begins with beside its definition: the system prompt, and the skills it may activate."""
+"""What a new run begins with: the input that guardrails let pass, the system prompt, the skills it may activate."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from vv_agent.agent import Agent, RunContext
 from vv_agent.config import RunConfig
 from vv_agent.context import ContextFragment, ContextProvider, ContextRequest
 from vv_agent.definition import RunDefinition
-from vv_agent.errors import ConfigError
+from vv_agent.errors import ConfigError, VVAgentError
 from vv_agent.prompt.sections import SEPARATOR, assemble_fragments
-from vv_agent.prompt.system import skills_block
+from vv_agent.prompt.system import skills_block, sub_agents_block
 from vv_agent.prompt.texts import DEFAULT_LANGUAGE
+from vv_agent.runtime.control import BLOCKED_CODE, GUARD_CODE
+from vv_agent.runtime.hooks import awaited, failure
+from vv_agent.runtime.transcript import clean
 from vv_agent.skills.activation import AVAILABLE
 from vv_agent.skills.catalog import normalize_skill_list
 
@@ -63,6 +66,11 @@ def open_run(
     block = skills_block(skills, str(config.metadata.get("language") or DEFAULT_LANGUAGE))
     bundle = assemble_fragments([
         ContextFragment("agent_instructions", instructions, stable=True, priority=0, source="agent.instructions"),
+        ContextFragment(
+            "configured_sub_agents",
+            sub_agents_block({name: one.description for name, one in agent.sub_agents.items()}),
+            stable=True, priority=10, source="agent.sub_agents",
+        ),
         ContextFragment("available_skills", block, stable=True, priority=20, source="run.available_skills"),
         *_provided(config.context_providers, request),
     ], config.max_context_chars)  # fmt: skip
@@ -81,6 +89,35 @@ def open_run(
         has_skills=bool(block),
         steady=steady,
     )
+
+
+class InputBlocked(VVAgentError):
+    """A guardrail did not let the input pass: there is no run. Never leaves the Runner."""
+
+
+def admitted_input(
+    guardrails: Sequence[Any], context: RunContext, text: str, find_existing: Callable[[], RunDefinition | None]
+) -> str:
+    """The input after the guardrails, in order; the first one that does not allow it decides (`InputBlocked`). The one
+    of a run that this start goes on with passed before."""
+    if not guardrails or ((found := find_existing()) is not None and found.root_input == text):
+        return text
+    for guardrail in guardrails:
+        try:
+            verdict = awaited(guardrail.check(context, text))
+            allows = verdict is None or verdict.action == "allow"
+        except (Exception, SystemExit) as error:
+            raise InputBlocked(*_told(guardrail, error)) from error
+        if not allows:
+            raise InputBlocked(BLOCKED_CODE, clean(verdict.message))
+        if verdict is not None and verdict.value is not None:
+            text = clean(str(verdict.value))
+    return text
+
+
+def _told(guardrail: Any, error: BaseException) -> tuple[str, str]:
+    failed = failure(type(guardrail).__name__, GUARD_CODE, error)
+    return failed.code, failed.message
 
 
 def _going_on(existing: RunDefinition, steady: str) -> Opening:

@@ -39,6 +39,10 @@ class Stop:
     answer: Sequence[Any] | str | None = None
     error: str | None = None
     error_code: str | None = None
+    to: int | None = None
+    """Number of the agent that takes over."""
+    partial: Sequence[Any] | str | None = None
+    """The answer that this end did not become, like `answer`; None: the last text."""
 
     def to_log(self) -> dict[str, Any]:
         fields = {
@@ -46,8 +50,10 @@ class Stop:
             "reason": self.reason.value if self.reason else None,
             "tool": self.tool,
             "answer": self.answer if isinstance(self.answer, str | None) else list(self.answer),
+            "partial": self.partial if isinstance(self.partial, str | None) else list(self.partial),
             "error": self.error,
             "error_code": self.error_code,
+            "to": self.to,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -57,7 +63,7 @@ class Stop:
         reason = end.get("reason")
         return cls(
             AgentStatus(end["status"]), CompletionReason(reason) if reason else None, end.get("tool"),
-            end.get("answer"), end.get("error"), end.get("error_code"),
+            end.get("answer"), end.get("error"), end.get("error_code"), end.get("to"), end.get("partial"),
         )  # fmt: skip
 
 
@@ -115,7 +121,7 @@ def cycle_record(
     """One cycle in its public form; `asked` are the results that stand in for calls that wait."""
     results = {**asked, **turn.results}
     return CycleRecord(
-        index=turn.cycle - first_cycle + 1,
+        index=max(1, turn.cycle - first_cycle + 1),
         assistant_message=turn.message.content,
         tool_calls=tuple(CycleToolCall(id=c.id, name=c.name, arguments=_object(c)) for c in turn.calls),
         tool_results=tuple(ToolExecutionResult.from_wire(results[p]) for p in range(len(turn.calls)) if p in results),
@@ -132,11 +138,19 @@ def _object(call: Any) -> dict[str, Any]:
     return arguments
 
 
-def agent_result(head: Head, body: Body, transcript: Transcript, blobs: Mapping[str, Mapping[str, Any]]) -> AgentResult:
-    """The result of the record as it stands, assembled from the log and the decoded blobs. Cycles are those of the open
-    segment; a call that waits for an approval has a result that says so."""
+def agent_result(
+    head: Head,
+    body: Body,
+    transcript: Transcript,
+    blobs: Mapping[str, Mapping[str, Any]],
+    ending: Stop | None = None,
+) -> AgentResult:
+    """The result of the record as it stands, assembled from the log and the decoded blobs; `ending` is how the segment
+    is about to end. Cycles are those of the open segment; a call that waits for an approval has a result that says so.
+    """
     budget, asked = blobs.get("budget") or {}, _asked(transcript, head, blobs.get("approvals") or {})
-    turns = [turn for cycle, turn in sorted(transcript.turns.items()) if body.first_cycle <= cycle < _committed(head)]
+    first = min(body.first_cycle, head.cycle) if asked else body.first_cycle
+    turns = [turn for cycle, turn in sorted(transcript.turns.items()) if first <= cycle < _committed(head)]
     records = [
         cycle_record(
             turn, body.first_cycle, asked if turn.cycle == head.cycle else {}, turn.cycle in transcript.compactions
@@ -147,19 +161,19 @@ def agent_result(head: Head, body: Body, transcript: Transcript, blobs: Mapping[
     usages += [
         CycleTokenUsage(cycle_index=body.index(cycle), usage=normalize_token_usage(*reported))
         for cycle, *reported in transcript.asides
-        if body.first_cycle <= cycle < _committed(head)
+        if first <= cycle < _committed(head)
     ]
     usage = aggregate(sorted(usages, key=lambda one: one.cycle_index))
-    end = transcript.ends.get(body.segment, {})
+    end = transcript.ends.get(body.segment, {}) if ending is None else ending.to_log()
     waits = head.reason is ParkReason.APPROVAL and not end
     status = AgentStatus.WAIT_USER if waits else AgentStatus(end.get("status", head.status))
-    answer = transcript.answer(body.segment)
+    answer = transcript.resolve(end.get("answer"))
     exhaustion = budget.get("exhaustion") if end.get("reason") == CompletionReason.BUDGET_EXHAUSTED else None
     result = AgentResult(
         status=status,
         completion_reason=_reason(end, waits=waits),
         completion_tool_name=end.get("tool"),
-        partial_output=transcript.last_text,
+        partial_output=transcript.partial_of(end),
         messages=tuple(transcript.messages),
         cycles=tuple(records),
         final_answer=answer,

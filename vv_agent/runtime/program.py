@@ -9,27 +9,32 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from vv_agent import references
 from vv_agent.agent import NoToolPolicy
 from vv_agent.budget import RunBudgetLimits
-from vv_agent.definition import REDACTED, DefinedTool, RunDefinition, RuntimeControls, StaticApproval
+from vv_agent.definition import REDACTED, CapabilityRef, DefinedTool, RunDefinition, RuntimeControls, StaticApproval
 from vv_agent.errors import CannotServe, ConfigError, ReferenceInvalid, StoreError
+from vv_agent.event_store import open_event_store
+from vv_agent.hooks import Hooks
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
+from vv_agent.runtime.recording import CLOSED_SLOT, SLOT
 from vv_agent.tool_metadata import ToolMetadata
+from vv_agent.tools import agents
 from vv_agent.tools.base import Tool
 from vv_agent.tools.orchestrator import ToolOrchestrator
-from vv_agent.tools.policy import ToolPolicy
+from vv_agent.tools.policy import ToolPolicy, merge_policies
 
 if TYPE_CHECKING:
     from vv_agent.budget import HostCostMeter
     from vv_agent.checkpoint.extensions import CheckpointExtension
     from vv_agent.checkpoint.reconciliation import ReconciliationProvider
     from vv_agent.checkpoint.store import CheckpointStore
-    from vv_agent.config import BeforeCycleMessages
+    from vv_agent.config import BeforeCycleMessages, InterruptionMessages
+    from vv_agent.event_store import RunEventStore
     from vv_agent.llm.base import Model
     from vv_agent.llm.reference import ModelProvider, ResolvedModelConfig
     from vv_agent.llm.settings import ModelSettings
@@ -43,7 +48,12 @@ if TYPE_CHECKING:
 MODEL_SLOT, PROVIDER_SLOT, BEFORE_SLOT, RECONCILE_SLOT, METER_SLOT = (
     "model", "model_provider", "before_cycle_messages", "reconciliation_provider", "host_cost_meter",
 )  # fmt: skip
+INTERRUPT_SLOT = "interruption_messages"
 SETTINGS_PREFIX = "settings:"
+FAULT_PREFIX = "fault:"
+AGENT, SUB_AGENT, AGENT_TOOL = "agent:", "sub_agent:", "agent_tool:"
+"""Slots of other agents: whom a run may be handed to (by number, 0 is the one that begins), whom it may give work, and
+whom its tools stand for. The reference says which definition, its version what the agent (or the tool) is called."""
 MEMORY_SLOT = "memory_provider:"
 
 
@@ -78,6 +88,7 @@ class Program:
     policy: ToolPolicy
     workspace: WorkspaceBackend | None = None
     before_cycle_messages: BeforeCycleMessages | None = None
+    interruption_messages: InterruptionMessages | None = None
     reconciliation_provider: ReconciliationProvider | None = None
     extensions: Sequence[CheckpointExtension] = ()
     required_namespaces: Sequence[str] = ()
@@ -85,9 +96,16 @@ class Program:
     opening: Opening | None = None
     """What a starter begins a run with; of no use once there is a record."""
     host_cost_meter: HostCostMeter | None = None
+    event_store: RunEventStore | None = None
+    event_store_fail_closed: bool = False
+    hooks: Hooks = field(default_factory=Hooks)
     session: Session | None = None
     load_session: Callable[[str], Session] | None = None
     """Opens the session of a stored definition by its name."""
+    links: Mapping[str, Program] = field(default_factory=dict)
+    """Other agents of the run by their slot, of a starter: whom it may be handed to, and whom it may give work."""
+    load_linked: Callable[[str], Program] | None = None
+    """Gives the program of a stored definition by its digest."""
     provider: ModelProvider | None = None
     """Where the models that serve memory come from."""
     memory_providers: Sequence[MemoryProvider] = ()
@@ -128,6 +146,34 @@ class Program:
         if self.session is not None or ref is None or self.load_session is None:
             return self.session
         return self.load_session(ref.id)
+
+    def linked(self, slot: str) -> Program:
+        """The program of another agent that the definition names."""
+        if slot in self.links:
+            return self.links[slot]
+        digest = self.definition.linked(slot)
+        assert self.load_linked is not None
+        assert digest is not None
+        return self.load_linked(digest)
+
+    def narrowed(self, denials: Mapping[str, Any]) -> Program:
+        """This program under further denials."""
+        if not denials:
+            return self
+        return replace(self, policy=merge_policies(self.policy, None, ToolPolicy(**denials)))
+
+    def slots(self, kind: str) -> dict[str, str]:
+        """Slots of linked agents of this kind, by what they are called."""
+        refs = self.definition.capability_refs
+        return {ref.version: slot for slot, ref in refs.items() if slot.startswith(kind)}
+
+    @cached_property
+    def closure(self) -> dict[str, Program]:
+        """This program and all that are linked below it, by digest."""
+        found = {self.definition.digest: self}
+        for program in self.links.values():
+            found |= program.closure
+        return found
 
     @property
     def reconciles_models(self) -> bool:
@@ -199,6 +245,8 @@ class Programs:
     """Where this process knows stores of sessions, passwords included."""
     size: int = 128
     _live: dict[str, list[Program]] = field(default_factory=dict)
+    _roots: dict[str, str] = field(default_factory=dict)
+    """Root key of the runs below a starter's."""
     _built: OrderedDict[str, Program] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -212,20 +260,31 @@ class Programs:
             left = [other for other in self._live.pop(key, ()) if other is not program]
             if left:
                 self._live[key] = left
+            else:
+                self._roots = {below: root for below, root in self._roots.items() if root != key}
 
     def get(self, recipe: CycleRecipe) -> Program:
         """The program of a run; `CannotServe` when this process has not what it takes."""
-        for live in reversed(self._live.get(recipe.key, ())):
-            if live.definition.digest == recipe.definition:
-                return live
+        for live in reversed(self._live.get(self._roots.get(recipe.key, recipe.key), ())):
+            if (program := live.closure.get(recipe.definition)) is not None:
+                return program
+        return self._stored(recipe.definition)
+
+    def adopt(self, key: str, root: str) -> None:
+        """A run below another one uses the live objects of that one's starter, if it is of this process."""
         with self._lock:
-            built = self._built.get(recipe.definition)
+            if root in self._live and key != root:
+                self._roots[key] = root
+
+    def _stored(self, digest: str) -> Program:
+        with self._lock:
+            built = self._built.get(digest)
             if built is not None:
-                self._built.move_to_end(recipe.definition)
+                self._built.move_to_end(digest)
                 return built
-        built = self._build(recipe.definition)
+        built = self._build(digest)
         with self._lock:
-            self._built[recipe.definition] = built
+            self._built[digest] = built
             while len(self._built) > self.size:
                 self._built.popitem(last=False)
         return built
@@ -243,6 +302,7 @@ class Programs:
         from vv_agent.llm.base import Model
         from vv_agent.llm.reference import ModelRef
         from vv_agent.llm.settings import ModelSettings
+        from vv_agent.runtime.hooks import load_hooks
         from vv_agent.workspace import open_workspace
 
         refs = {slot: ref.id for slot, ref in definition.capability_refs.items()}
@@ -266,15 +326,21 @@ class Programs:
             resolved=resolved,
             settings=provider.default_settings(resolved).merged(ModelSettings.from_wire(stored)),
             tools={
-                tool.tool_schema.function.name: self._tool(n, tool, refs) for n, tool in enumerate(definition.tools)
+                tool.tool_schema.function.name: self._tool(n, tool, definition.capability_refs)
+                for n, tool in enumerate(definition.tools)
             },
             policy=policy_of(definition, self._object(predicate.id) if predicate else None),
             workspace=open_workspace(definition.workspace_ref.id) if definition.workspace_ref else None,
             before_cycle_messages=self._optional(refs, BEFORE_SLOT),
+            interruption_messages=self._optional(refs, INTERRUPT_SLOT),
             reconciliation_provider=self._optional(refs, RECONCILE_SLOT),
             host_cost_meter=self._optional(refs, METER_SLOT),
+            hooks=load_hooks(refs, self._object),
             context=self._object(definition.context_ref.id) if definition.context_ref else None,
             load_session=self._session,
+            load_linked=self._stored,
+            event_store=self._event_store(refs),
+            event_store_fail_closed=CLOSED_SLOT in refs,
             provider=provider,
             memory_providers=[
                 self._object(refs[slot]) for slot in sorted(refs, key=_number) if slot.startswith(MEMORY_SLOT)
@@ -297,7 +363,7 @@ class Programs:
             return self.settings_provider(), name.removeprefix(SETTINGS_PREFIX)
         return self._object(name), refs[MODEL_SLOT]
 
-    def _tool(self, number: int, defined: DefinedTool, refs: Mapping[str, str]) -> Tool:
+    def _tool(self, number: int, defined: DefinedTool, refs: Mapping[str, CapabilityRef]) -> Tool:
         name = defined.tool_schema.function.name
         slot = tool_slot(number)
         if slot not in refs:
@@ -306,7 +372,9 @@ class Programs:
                 f"tool {name!r} of this run is local to the process that started it; run it again there with the same "
                 "agent and key, or move the tool to the top level of a module",
             )
-        tool: Tool = self._object(refs[slot])
+        if (agent := agents.defined(defined, refs[slot])) is not None:
+            return agent
+        tool: Tool = self._object(refs[slot].id)
         check_compatible(tool, defined)
         return tool
 
@@ -321,6 +389,13 @@ class Programs:
         except ReferenceInvalid as error:
             raise CannotServe("session_unavailable", f"the session of the run cannot be opened: {error}") from error
         return session
+
+    def _event_store(self, refs: Mapping[str, str]) -> RunEventStore | None:
+        ref = refs.get(SLOT) or refs.get(CLOSED_SLOT)
+        if ref is None:
+            return None
+        store: RunEventStore = open_event_store(ref) or self._object(ref)
+        return store
 
     def _optional(self, refs: Mapping[str, str], slot: str) -> Any:
         return self._object(refs[slot]) if slot in refs else None

@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vv_agent.budget import RunBudgetLimits
-from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Release, Seen, Then
+from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Release, Seen, Signal, Then
 from vv_agent.errors import SignalsWaiting, VVAgentError
 from vv_agent.runtime.account import Account
 from vv_agent.runtime.approval import Approvals
 from vv_agent.runtime.body import Body
+from vv_agent.runtime.children import Children
 from vv_agent.runtime.context import Cached, Engine
-from vv_agent.runtime.eventlog import LIVE_ONLY, Emitted, Origin, Refs, build, event_entry
-from vv_agent.runtime.inbox import Inbox
+from vv_agent.runtime.eventlog import LIVE_ONLY, Emitted, Origin, Refs, build, event_entries
+from vv_agent.runtime.inbox import Inbox, Words
 from vv_agent.runtime.lease import Hold, steady_clock
 from vv_agent.runtime.patience import patiently
-from vv_agent.runtime.program import Program
+from vv_agent.runtime.program import AGENT, Program
+from vv_agent.runtime.recipe import CycleRecipe
+from vv_agent.runtime.recording import Recorder
 from vv_agent.runtime.transcript import Transcript, Turn, log_entry, pack, unpack
+from vv_agent.workspace.filtered import DiscoveryFilteredWorkspaceBackend
+
+if TYPE_CHECKING:
+    from vv_agent.runtime.output import Stop
 
 _MAX_LIVE = 65_536
 """Bytes of a live item at most: the texts of large calls stand in the log, once."""
@@ -35,11 +42,13 @@ class Run:
     def __init__(self, engine: Engine, program: Program, hold: Hold, claimed: Claimed, cached: Cached | None) -> None:
         snapshot = claimed.snapshot
         self.engine = engine
-        self.program = program
+        self.first = program
+        """The program of the agent that began."""
         self.hold = hold
         self.head = snapshot.head
         self.recovered = claimed.recovered
         self.body = Body.unpack(self.head.body, self.head.key)
+        self.program = program
         known = cached.entry_n if cached else 0
         whole = self.head.log_from <= known  # else the log begins at a reset
         self.transcript = cached.transcript if cached and whole else Transcript(whole=whole)
@@ -47,12 +56,19 @@ class Run:
             self.transcript.extend(entry.seq, entry.body)
         blobs = snapshot.blobs if snapshot.blobs is not None else (cached.blobs if cached else {})
         self._blobs = dict(blobs)
+        self.denied: dict[str, Any] = self._blob("denied")
+        """What the tool policies of the agents that came before, or that gave the run its work, deny."""
+        self.use_agent()
         self.shared_state: dict[str, Any] = self._blob("state")
         """Replaced as a whole, never changed in place: calls on their way were given copies of it."""
         self.extensions: dict[str, Any] = self._blob("extensions")
         limits, kept = program.limits, self._blob("budget")
         self.account = Account(limits or RunBudgetLimits(), kept, program.host_cost_meter) if limits or kept else None
         self.approvals = Approvals(self._blob("approvals"))
+        self.children = Children.of(self._blob("children"))
+        self.others: list[CycleRecipe] = []
+        """Other runs of the tree that were begun and can be advanced."""
+        self.words = Words(**self._blob("words"))
         self.claimed_at = snapshot.now
         """The store's clock at the claim, in ms."""
         self.journal = {name: unpack(body, f"journal entry {name}") for name, body in snapshot.journal.items()}
@@ -65,6 +81,13 @@ class Run:
         self._saved_body = self.body
         self.restored = False
         """Whether extensions have their state under this claim."""
+        self.recorder = Recorder(program.event_store, closed=program.event_store_fail_closed)
+        self.refused: Stop | None = None
+        """The end of a run whose new agent is not given its input."""
+        self.checked: tuple[int, Stop, Stop] | None = None
+        """A cycle and its end, before and after guardrails and validation."""
+        self.hook_failure: VVAgentError | None = None
+        """What a hook failed with while results were kept."""
         self.inbox = Inbox()
         self.inbox.take(snapshot.signals)
 
@@ -88,6 +111,11 @@ class Run:
         return self.transcript.turns.get(self.cycle)
 
     @property
+    def task_id(self) -> str:
+        """How those it gives work know it."""
+        return str(self.body.parent["task_id"]) if self.body.parent is not None else self.key
+
+    @property
     def attempt(self) -> int:
         return self.head.attempt
 
@@ -98,9 +126,9 @@ class Run:
 
     # What a cycle adds.
 
-    def emit(self, event_type: str, refs: Refs | None = None, **fields: Any) -> None:
+    def emit(self, event_type: str, refs: Refs | None = None, origin: Origin | None = None, **fields: Any) -> None:
         """Make an event: shown at once, stored with the next save (live text is only shown)."""
-        self.tell(self.number(event_type, refs, **fields))
+        self.tell(self.number(event_type, refs, origin, **fields))
 
     def tell(self, emitted: Emitted) -> None:
         """Show a numbered event, and store it with the next save."""
@@ -108,9 +136,9 @@ class Run:
             self._events.append(emitted)
         self._show(emitted)
 
-    def number(self, event_type: str, refs: Refs | None = None, **fields: Any) -> Emitted:
+    def number(self, event_type: str, refs: Refs | None = None, origin: Origin | None = None, **fields: Any) -> Emitted:
         """Number an event that is shown only once it is saved (`save(last_events=...)`)."""
-        emitted = Emitted(event_type, self._n, self.engine.clock(), fields, refs or {})
+        emitted = Emitted(origin or self.origin, event_type, self._n, self.engine.clock(), fields, refs or {})
         self._n += 1
         return emitted
 
@@ -129,6 +157,16 @@ class Run:
             self.journal[operation_id] = entry
         self._journal_changes[operation_id] = None if entry is None else pack(entry)
 
+    def use_agent(self) -> None:
+        """Take the program of the agent that works now, less what those before it may not do."""
+        node = self.body.node
+        program = self.first.linked(f"{AGENT}{node}") if node else self.first
+        self.program = program.narrowed(self.denied)
+        exclude = self._blob("work").get("exclude")
+        if exclude and self.program.workspace is not None:
+            hidden = DiscoveryFilteredWorkspaceBackend(self.program.workspace, exclude)
+            self.program = replace(self.program, workspace=hidden)
+
     def observe(self, observation: dict[str, Any] | None) -> None:
         """Keep what is known of an operation whose outcome is unknown; None once it is settled."""
         self.body = replace(self.body, observation=observation)
@@ -146,6 +184,7 @@ class Run:
         durable: bool = False,
         last_log: Sequence[Sequence[Any]] = (),
         last_events: Sequence[Emitted] = (),
+        posts: Sequence[tuple[str, Signal]] = (),
     ) -> None:
         """Write everything pending in one save. `last_*` are left out again when the save is refused.
 
@@ -168,14 +207,16 @@ class Run:
             status=status,
             log=(entry,) if entry else (),
             resets=any(item[0] == "r" for item in log),
-            events=(event_entry(self.origin, events),) if events else (),
+            events=event_entries(events),
             blobs=changed,
             journal=self._journal_changes,
             consumed=tuple(self.inbox.consumed),
             starts=starts,
             ending=ending,
             closing=closing,
-            durable=durable,
+            durable=durable or bool(self.children.new),
+            creates=tuple(self.children.new),
+            posts=(*self.children.posts, *posts),
         )
         if self.head.queue is not None:
             self.engine.live.hurry()
@@ -194,6 +235,7 @@ class Run:
         if saved.claim is not None:
             self.hold.claim = saved.claim
         self.inbox.take(saved.signals)
+        self.recorder.feed(self)
 
     def let_go(self) -> None:
         """Give the open cycle back as the last save left it, if the store lets us: the process was interrupted."""
@@ -214,6 +256,12 @@ class Run:
         self._saves += 1
         self._log, self._events, self._journal_changes = [], [], {}
         self.approvals.unsaved = False
+        for new in change.creates:
+            self.engine.programs.adopt(new.key, new.root_key)
+            self.others.append(CycleRecipe(
+                key=new.key, cycle=1, definition=new.definition, store=self.engine.store.id, queue=new.queue
+            ))  # fmt: skip
+        self.children.new, self.children.posts = [], []
         self.inbox.consumed.clear()
         for name, blob in change.blobs.items():
             if blob is not None:
@@ -254,10 +302,13 @@ class Run:
         return Origin(self.body.run_id, self.body.agent, self.cycle, self.attempt, self.index)
 
     def _show(self, emitted: Emitted) -> None:
-        for sink in self.engine.sinks(self.key):
-            sink.put(build(self.origin, self.body.trace_id, emitted, self.body.session_id))
+        sinks = self.engine.sinks(self.key)
+        if self.head.root_key != self.key:
+            sinks += self.engine.sinks(self.head.root_key)
+        for sink in sinks:
+            sink.put(build(self.body, emitted))
         if self.head.queue is not None and self.engine.live.wanted(self.key):
-            item = event_entry(self.origin, [emitted.whole()])
+            (item,) = event_entries([emitted.whole()])
             if len(item) <= _MAX_LIVE:  # a larger one reaches readers with the save
                 self.engine.live.publish(self.key, item)
 
@@ -269,6 +320,7 @@ class Run:
     def _changed_blobs(self) -> Mapping[str, bytes | None]:
         current = {
             "state": self.shared_state, "extensions": self.extensions, "approvals": self.approvals.stored(),
+            "words": self.words.stored(), "denied": self.denied, "children": self.children.stored(),
         }  # fmt: skip
         if self.account is not None:
             current["budget"] = self.account.stored()

@@ -52,6 +52,13 @@ class Followed:
     """Caught up: from here on missing text is a gap, not history."""
     waiting: list[Numbered] = field(default_factory=list)
     rounds: int = 0
+    below: dict[str, Followed | None] = field(default_factory=dict)
+    """The runs below by key, None once one is over."""
+
+    @property
+    def alone(self) -> bool:
+        """No run below it goes on."""
+        return not any(self.below.values())
 
     def show(self, durable: list[Numbered], live: list[Numbered]) -> None:
         """Merge what is new and pass it on."""
@@ -115,7 +122,8 @@ class Tailer:
         self._live_after: Cursor = None
 
     def follow(self, key: str, body: Body, sink: EventSink, over: Over) -> Followed:
-        """Send a run's events to `sink`, from the first one on, until it ends or rests."""
+        """Send a run's events and those of the runs below it to `sink`, from the first one on, until it ends or rests.
+        The end is told once the runs below have ended too."""
         followed = Followed(key, sink, over, EventReader(body))
         with self._changed:
             if self._live_after is None or not self._followed:
@@ -213,10 +221,23 @@ class Tailer:
         run.show(durable, [event for body in live for event in run.reader.decode(body)])
         caught_up = run.after >= head.entry_n
         run.live, run.behind = run.live or caught_up, not caught_up
-        if caught_up and not run.waiting and rests(head):
+        for key in run.reader.below - run.below.keys():
+            run.below[key] = self._follow_below(run, key)
+        if caught_up and not run.waiting and rests(head) and (run.alone or head.state is not State.ENDED):
+            for below in filter(None, run.below.values()):
+                self.unfollow(below)
             run.over(head)
             return True
         return False
+
+    def _follow_below(self, run: Followed, key: str) -> Followed | None:
+        look = self._store.look(key)
+
+        def over(_: Head | VVAgentError) -> None:
+            run.below[key] = None
+            run.behind = True
+
+        return self.follow(key, Body.unpack(look.head.body, key), run.sink, over) if look is not None else None
 
 
 class _Look:

@@ -19,9 +19,10 @@ from vv_agent.checkpoint.record import Progress
 from vv_agent.errors import SignalsWaiting
 from vv_agent.messages import ToolCall
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
-from vv_agent.runtime import approval, journal
+from vv_agent.runtime import approval, children, delegation, hooks, journal, steering
 from vv_agent.runtime.eventlog import declared_ref
 from vv_agent.runtime.helpers import Call
+from vv_agent.runtime.inbox import DEFAULT_REASON
 from vv_agent.runtime.lease import steady_clock
 from vv_agent.runtime.output import Stop
 from vv_agent.runtime.run import Run
@@ -78,24 +79,46 @@ def run_tools(run: Run) -> Stop | None:
     A call whose outcome turns out to be unknown is settled as after a crash; a Stop if an operator then aborts. Raises
     `journal.Unresolved` when nobody can tell.
     """
-    while pending := _pending(run):
+    while True:
+        _settle_children(run)
+        pending = _pending(run)
+        if not pending and not run.children.waits:
+            return None
         if run.hold.stopped is not None:
             raise Stopping
         if (ended_by := _ended_by(run)) is not None:
             for position in pending:
-                _skip(run, position, ended_by)
+                _skip(run, position, *_ended(ended_by))
+            pending = []
+        if not pending or (run.children.waits and pending[0] > min(run.children.waits)):
+            if run.children.waits:
+                raise children.Waiting
             return None
         run.approvals.settle(run)
-        _next_stage(run, pending)
+        if steering.skips(run, pending[0]):
+            _skip(run, pending[0], steering.SKIPPED, steering.SKIPPED_TEXT)
+            continue
+        _next_stage(run, pending[:1] if run.words.steers else pending)
+        hooks.raise_failure(run)
         if run.program.reconciles_tools and (stop := journal.settle_tools(run)) is not None:
             return stop
-    return None
+
+
+def _settle_children(run: Run) -> None:
+    """Give the calls whose work below is over their results."""
+    assert run.turn is not None
+    for position, result, waited in delegation.settled(run):
+        call = run.turn.call(position)
+        key, attempt = journal.key_of(run, position), journal.attempt_of(run, position)
+        context = tool_context(run, call, CallState(run), attempt=attempt, key=key)
+        _complete(run, position, Outcome(hooks.after_tool_call(run, position, context, result), waited))
 
 
 def _pending(run: Run) -> list[int]:
     turn = run.turn
     assert turn is not None
-    return [position for position in range(len(turn.calls)) if position not in turn.results]
+    waits = run.children.waits
+    return [position for position in range(len(turn.calls)) if position not in turn.results and position not in waits]
 
 
 def close_open_calls(run: Run, why: str = "The run was cancelled before this call.") -> None:
@@ -108,12 +131,13 @@ def close_open_calls(run: Run, why: str = "The run was cancelled before this cal
             continue
         call_id = turn.call(position).id
         started = run.journal.get(journal.operation_id(run, position), {}).get("state") in ("started", "ambiguous")
-        if started:
+        if started or position in run.children.waits:
             text = "The call was cancelled while it ran; whether it had an effect is not known."
             result = error_result(call_id, text, "tool_cancelled")
         else:
             result = error_result(call_id, why, "tool_execution_cancelled")
         run.log(["t", run.cycle, position, result.to_wire()])
+    run.children.waits = {}
 
 
 def _ended_by(run: Run) -> str | None:
@@ -124,10 +148,14 @@ def _ended_by(run: Run) -> str | None:
     return next((directive for directive in directives if directive != "continue"), None)
 
 
-def _skip(run: Run, position: int, directive: str) -> None:
-    assert run.turn is not None
+def _ended(directive: str) -> tuple[str, str]:
+    """Code and text of a call after the one that ended the batch."""
     code = "skipped_due_to_finish" if directive == "finish" else "skipped_due_to_wait_user"
-    text = f"Tool skipped: an earlier call of the batch ended it ({directive})."
+    return code, f"Tool skipped: an earlier call of the batch ended it ({directive})."
+
+
+def _skip(run: Run, position: int, code: str, text: str) -> None:
+    assert run.turn is not None
     run.log(["t", run.cycle, position, error_result(run.turn.call(position).id, text, code).to_wire()])
 
 
@@ -150,7 +178,8 @@ def _next_stage(run: Run, pending: list[int]) -> None:
             run.save(Progress())
         if run.inbox.cancel is not None:  # it came with the answer of that save
             raise RunCancelled(run.inbox.cancel)
-        _run_stage(run, stage)
+        if not steering.skips(run, stage[0].position):
+            _run_stage(run, stage)
     else:
         _run_alone(run, stage[0])
 
@@ -161,8 +190,14 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
     A refusal within a stage waits until the stage is run: results stand in call order.
     """
     assert run.turn is not None
+    given = _given_by_hooks(run, position)
     call = run.turn.call(position)
-    checked = run.program.orchestrator.check(call)
+    if given is not None:
+        if not stage:
+            _planned(run, position, parsed(call))
+            _complete(run, position, Outcome(given, None))
+        return None
+    checked = hooks.orchestrator(run).check(call)
     if isinstance(checked, ReadyCall):
         prepared = Prepared(position, call, checked.tool, checked.arguments, parsed(call))
         denied = approval.refused(run, position, call, prepared.shown)
@@ -183,6 +218,15 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
     return None
 
 
+def _given_by_hooks(run: Run, position: int) -> ToolExecutionResult | None:
+    def context() -> ToolContext:
+        assert run.turn is not None
+        attempt, key = journal.attempt_of(run, position), journal.key_of(run, position)
+        return tool_context(run, run.turn.call(position), CallState(run), attempt=attempt, key=key)
+
+    return hooks.before_tool_call(run, position, context)
+
+
 def _undecided(run: Run, prepared: Prepared) -> bool:
     """Whether somebody must say yes first, and has not."""
 
@@ -199,9 +243,10 @@ def _ask(run: Run, first: Prepared) -> None:
     assert run.turn is not None
     _request(run, first)
     for position in _pending(run):
+        given = _given_by_hooks(run, position)
         call = run.turn.call(position)
-        checked = run.program.orchestrator.check(call)
-        if not isinstance(checked, ReadyCall):
+        checked = hooks.orchestrator(run).check(call)
+        if given is not None or not isinstance(checked, ReadyCall):
             continue
         prepared = Prepared(position, call, checked.tool, checked.arguments, parsed(call))
         if position != first.position and _undecided(run, prepared):
@@ -256,13 +301,7 @@ def _run_alone(run: Run, prepared: Prepared) -> None:
 def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
     """Run calls side by side and log their results in call order."""
     batch = CancellationToken()
-    running: list[_Running] = []
-    for prepared in stage:
-        if not shown:
-            _planned(run, prepared.position, prepared.shown)
-            run.emit("tool_call_started", **_call_fields(run, prepared.position, prepared.shown))
-        single = len(stage) == 1
-        running.append(_start(run, prepared, batch if single else batch.child(), single=single))
+    running = _start_all(run, stage, batch, shown=shown)
     try:
         _wait(run, running, batch)
     except RunCancelled:
@@ -283,6 +322,26 @@ def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
             journal.doubt_tool(run, one.prepared.position)
         else:
             _finish(run, one)
+    _save_children(run)
+
+
+def _start_all(run: Run, stage: list[Prepared], batch: CancellationToken, *, shown: bool) -> list[_Running]:
+    running, single = [], len(stage) == 1
+    for prepared in stage:
+        if not shown:
+            _planned(run, prepared.position, prepared.shown)
+            run.emit("tool_call_started", **_call_fields(run, prepared.position, prepared.shown))
+        running.append(_start(run, prepared, batch if single else batch.child(), single=single))
+    return running
+
+
+def _save_children(run: Run) -> None:
+    """What the calls began below, and told those below, is saved at once."""
+    if run.children.new or run.children.posts:
+        try:
+            run.save(Progress())
+        except SignalsWaiting:
+            raise RunCancelled(run.inbox.cancel or DEFAULT_REASON) from None
 
 
 def _finish(run: Run, one: _Running) -> None:
@@ -292,6 +351,16 @@ def _finish(run: Run, one: _Running) -> None:
         call = one.prepared.call
         text = f"Tool {call.name} ran, but left a shared state that cannot be stored: {'; '.join(faults)}"
         outcome = Outcome(error_result(call.id, text, "tool_state_invalid"), outcome.duration_ms)
+    asked = one.state.tasks.asked
+    if asked is not None and not one.timed_out and outcome.result.status_code is ToolStatus.SUCCESS:
+        result = delegation.carry_out(run, one.prepared.position, asked)
+        if result is None:
+            return
+        outcome = Outcome(result, outcome.duration_ms)
+    if not one.timed_out:
+        context = _context(run, one.prepared, CallState(run))
+        result = hooks.after_tool_call(run, one.prepared.position, context, outcome.result)
+        outcome = Outcome(result, outcome.duration_ms)
     _complete(run, one.prepared.position, outcome)
 
 

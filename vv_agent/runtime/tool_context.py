@@ -8,6 +8,8 @@ from vv_agent._json import plain
 from vv_agent.cancellation import CancellationToken
 from vv_agent.errors import CheckpointError, ToolError
 from vv_agent.messages import ToolCall
+from vv_agent.runtime import control
+from vv_agent.runtime.children import CallTasks
 from vv_agent.runtime.run import Run
 from vv_agent.tools.arguments import parse_arguments
 from vv_agent.tools.base import ToolContext
@@ -21,6 +23,7 @@ class CallState:
         self._state, self._baselines = run.shared_state, dict(run.transcript.baselines)
         self.shared_state: dict[str, Any] = copied(self._state)
         self.file_baselines = dict(self._baselines)
+        self.tasks = CallTasks(run)
 
     def keep(self, run: Run) -> list[str]:
         """Merge the changes into what the run has now; says what has no JSON form and was left as it was."""
@@ -35,7 +38,7 @@ class CallState:
                 faults.append(getattr(error, "message", str(error)))
                 if name in self._state:
                     mine[name] = self._state[name]
-        run.shared_state = merged(self._state, mine, run.shared_state)
+        run.shared_state = control.kept(run.shared_state, merged(self._state, mine, run.shared_state))
         seen = {path: sha for path, sha in tuple(self.file_baselines.items()) if self._baselines.get(path) != sha}
         if seen:
             run.log(["w", seen])
@@ -104,11 +107,29 @@ def tool_context(
         workspace=run.program.workspace,
         shared_state=state.shared_state,
         file_baselines=state.file_baselines,
-        metadata=copied(run.program.definition.run_metadata),
+        sub_tasks=state.tasks,
+        metadata={**copied(run.program.definition.run_metadata), **identity(run)},
         context=run.program.context,
         cancellation=token or CancellationToken(),
         check_claim=run.hold.check,
     )
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """What the metadata of a run below another one says of itself; nothing else may say that (spec/26)."""
+    parent = run.body.parent
+    if parent is None:
+        return {}
+    task_id, run_id, agent = parent["task_id"], run.body.run_id, run.body.agent
+    lineage = {"parent_run_id": parent["run_id"], "parent_tool_call_id": parent["call_id"]}
+    own = {"run_id": run_id, "session_id": task_id, "trace_id": run.body.trace_id}
+    folder = run.program.workspace.folder if run.program.workspace is not None else None
+    return {
+        "is_sub_task": True, "parent_task_id": parent["above"], "sub_agent_name": agent,
+        "session_memory_enabled": False, "workspace": folder, "task_id": task_id, "browser_scope_key": task_id,
+        **own, **lineage, "_vv_agent_agent_name": agent,
+        **{f"_vv_agent_{name}": value for name, value in {**own, **lineage}.items()},
+    }  # fmt: skip
 
 
 def parsed(call: ToolCall) -> dict[str, Any]:

@@ -3,10 +3,14 @@
 A log entry is one save's worth of items. An item is a small msgpack list whose first element says what it is:
 
     ["m", cycle, message]                     a message of the system, the user or the program
-    ["i", segment, message]                   the input that began a segment
+    ["i", segment, message, before?]          the input that began a segment; `before` are the messages that another
+                                              agent, who takes over, is shown instead of all that was
     ["s", segment]                            a segment without an input of its own begins (the budget was raised)
     ["a", cycle, message, usage, source, cache, finish]   the receipt of a model call
     ["b", cycle]                              the program's messages before this cycle's model call are all there
+    ["n", cycle, [name, ...]]                 the tools the model was shown in this cycle, where a hook changed them
+    ["h", cycle, position, call, result?]     what hooks made of a call, or the result they gave in its place
+    ["v", cycle, text, error?]                the repaired output of the run, or why there is none
     ["w", {path: sha}]                        files the model knows whole, by the receipt that follows
     ["t", cycle, position, result, reason?]   the receipt of a tool call; the reason, if the agent's tool_use_behavior
                                               made it finish the run
@@ -92,10 +96,16 @@ class Turn:
     finish_reason: str
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
+    answered: int = 0
+    """Calls from the first one on whose results the model can read."""
+    hooked: dict[int, tuple[ToolCall, dict[str, Any] | None]] = field(default_factory=dict)
+    """By position, what hooks made of a call: the call, or a result in its place."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        return self.message.tool_calls
+        if not self.hooked:
+            return self.message.tool_calls
+        return tuple(map(self.call, range(len(self.message.tool_calls))))
 
     def take(self, position: int, result: dict[str, Any], reason: str | None = None) -> None:
         """Note the result of a call, and the reason if it makes the run finish."""
@@ -104,7 +114,7 @@ class Turn:
             self.reasons[position] = reason
 
     def call(self, position: int) -> ToolCall:
-        return self.message.tool_calls[position]
+        return self.hooked[position][0] if position in self.hooked else self.message.tool_calls[position]
 
 
 class Transcript:
@@ -136,6 +146,10 @@ class Transcript:
         self.turns: dict[int, Turn] = {}
         self.ends: dict[int, Mapping[str, Any]] = {}
         self.candidates: dict[int, Mapping[str, Any]] = {}
+        self.planned: dict[int, frozenset[str]] = {}
+        """By cycle, the tools the model was shown, where a hook changed them."""
+        self.repairs: dict[int, tuple[str | None, str | None]] = {}
+        """By cycle, the repaired output of the run, or why there is none."""
         self.last_text: str | None = None
         """The last non-blank assistant text."""
         self.inputs: dict[int, str] = {}
@@ -167,18 +181,15 @@ class Transcript:
                 self._turn(wire, Turn(cycle, Message.from_wire(wire), usage, source, cache, finish))
             case ["w", seen]:
                 self.baselines.update(seen)
-            case ["b", cycle]:
-                self.prepared.add(cycle)
+            case ["b" | "n" | "h" | "v", *_]:
+                self._hosts_part(item)
             case ["t", cycle, position, result, *reason]:
                 self.turns[cycle].take(position, result, *reason)
-                message = tool_message(result)
-                self._append(message.to_wire(), message)
-            case ["c", segment, end]:
-                self.candidates[segment] = end
+                self._answer(self.turns[cycle])
             case ["p", cycle, position]:
                 self._append(picture(self.turns[cycle].results[position]).to_wire())
-            case ["e", segment, end]:
-                self.ends[segment] = end
+            case ["c" | "e", segment, end]:
+                (self.ends if item[0] == "e" else self.candidates)[segment] = end
             case _:
                 self._add_memory(item)
 
@@ -197,6 +208,25 @@ class Transcript:
             case _:
                 raise StoreError("store_corrupt", f"the log holds an unknown item {item[:1]!r}")
 
+    def _hosts_part(self, item: Sequence[Any]) -> None:
+        """What the host's code made of the run."""
+        match item:
+            case ["b", cycle]:
+                self.prepared.add(cycle)
+            case ["n", cycle, names]:
+                self.planned[cycle] = frozenset(names)
+            case ["h", cycle, position, call, result]:
+                self.turns[cycle].hooked[position] = (ToolCall.from_wire(call), result)
+            case ["v", cycle, text, error]:
+                self.repairs[cycle] = (text, error)
+
+    def _answer(self, turn: Turn) -> None:
+        """The model reads results in the order of its calls, whichever is there first."""
+        while (result := turn.results.get(turn.answered)) is not None:
+            turn.answered += 1
+            message = tool_message(result)
+            self._append(message.to_wire(), message)
+
     def _turn(self, wire: Mapping[str, Any], turn: Turn) -> None:
         if turn.usage:
             self.measured = turn.usage, self.estimated
@@ -207,8 +237,14 @@ class Transcript:
         if turn.message.content.strip():
             self.last_text = turn.message.content
 
-    def _begin(self, segment: int, wire: Mapping[str, Any] | None = None) -> None:
+    def _begin(
+        self, segment: int, wire: Mapping[str, Any] | None = None, before: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
         """A segment begins with its input, or goes on with that of the one before."""
+        if before is not None:
+            self.messages, self.estimated, self.identity, self.last_text = [], 0, b"", None
+            for message in before:
+                self._append(message)
         self._first[segment] = len(self.history)
         self.inputs[segment] = self.inputs.get(segment - 1, "") if wire is None else self._append(wire).content
         self._begun[segment] = len(self.history)
@@ -232,7 +268,11 @@ class Transcript:
     def partial(self, segment: int) -> str | None:
         """The last text of a segment that ended without completing."""
         end = self.ends.get(segment)
-        return self.last_text if end is not None and end["status"] != "completed" else None
+        return self.partial_of(end) if end is not None and end["status"] != "completed" else None
+
+    def partial_of(self, end: Mapping[str, Any]) -> str | None:
+        """The text an end keeps: that of the answer it did not become, else the last one."""
+        return self.resolve(end["partial"]) if end.get("partial") is not None else self.last_text
 
     def new_items(self, segment: int) -> tuple[Message, ...]:
         """The messages a segment added after its input."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from sqlalchemy import (
     select,
 )  # fmt: skip
 from sqlalchemy.engine import make_url
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, Pool
 
 from vv_agent.checkpoint.urls import without_password
 from vv_agent.errors import StoreError
@@ -45,33 +46,66 @@ COMMIT = Table(
 )  # fmt: skip
 
 
-class SqlSessionStore:
-    """Sessions in a database: `sqlite:///PATH` (a file of its own) or `postgresql://...`.
+class Database:
+    """A database with the tables of one purpose: `sqlite:///PATH` (a file of its own) or `postgresql://...`.
 
     Raises `StoreError`: `store_unavailable`, or `store_incompatible` for a file that holds something else, which is
     left as it was.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self, url: str, tables: MetaData, version: int, holds: str, *, pool: type[Pool] = NullPool,
+        synchronous: str = "FULL",
+    ) -> None:  # fmt: skip
         target = make_url(url)
-        if target.get_backend_name() == "sqlite":
+        self._holds = holds
+        in_memory = target.database is None
+        if in_memory:
+            self.ref: str | None = None
+        elif target.get_backend_name() == "sqlite":
             path = Path(target.database or "").expanduser().resolve()
             path.parent.mkdir(parents=True, exist_ok=True)
             target = target.set(database=str(path))
-            self.ref: str | None = f"sqlite:///{path}"
+            self.ref = f"sqlite:///{path}"
         else:
             target = target.set(drivername="postgresql+psycopg")
             self.ref = without_password(url)
-        self._engine = create_engine(target, poolclass=NullPool)  # few and short uses; nothing to close or to fork
+        options: dict[str, Any] = {"connect_args": {"check_same_thread": False}} if in_memory else {}
+        self._engine = create_engine(target, poolclass=pool, **options)
         if self._engine.dialect.name == "sqlite":
-            event.listen(self._engine, "connect", _set_up)
+            event.listen(self._engine, "connect", partial(_set_up, synchronous))
             event.listen(self._engine, "begin", _begin)
-        with self._transaction() as connection:
-            _open(connection, self.ref)
+        with self.transaction() as connection:
+            _open(connection, tables, version, f"{self.ref} is no {holds} of version {version}")
         if self._engine.dialect.name == "sqlite":  # lasts in the file, so only once it is known to be ours
             raw = self._engine.raw_connection()
             raw.cursor().execute("PRAGMA journal_mode = WAL")
             raw.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except exc.SQLAlchemyError as error:
+            cause = getattr(error, "orig", None) or error
+            raise StoreError("store_unavailable", f"the {self._holds} {self.ref} did not answer: {cause}") from error
+
+    def connect(self) -> Connection:
+        """A connection of the caller's own."""
+        return self._engine.connect()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+class SqlSessionStore:
+    """Sessions in a database of their own. Raises what `Database` does."""
+
+    def __init__(self, url: str) -> None:
+        self._database = Database(url, TABLES, VERSION, "session store")  # few and short uses: no pool to fork
+        self.ref = self._database.ref
+        self._transaction = self._database.transaction
 
     def session(self, session_id: str) -> StoredSession:
         return StoredSession(self, session_id)
@@ -103,15 +137,6 @@ class SqlSessionStore:
             for table in (ITEM, COMMIT):
                 connection.execute(delete(table).where(table.c.session_id == session_id))
 
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except exc.SQLAlchemyError as error:
-            cause = getattr(error, "orig", None) or error
-            raise StoreError("store_unavailable", f"the session store {self.ref} did not answer: {cause}") from error
-
 
 class SqliteSessionStore(SqlSessionStore):
     """Sessions in a SQLite file of their own; its folder is made."""
@@ -127,10 +152,10 @@ class SqliteSession(StoredSession):
         super().__init__(SqliteSessionStore(path), session_id)
 
 
-def _set_up(connection: Any, _: Any) -> None:
+def _set_up(synchronous: str, connection: Any, _: Any) -> None:
     connection.isolation_level = None  # BEGIN is ours
     connection.execute("PRAGMA busy_timeout = 5000")
-    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
 
 
 def _begin(connection: Connection) -> None:
@@ -150,25 +175,26 @@ def _commit(connection: Connection, session_id: str, once: Once) -> str | None:
     return before
 
 
-def _open(connection: Connection, name: str | None) -> None:
+def _open(connection: Connection, wanted: MetaData, version: int, refusal: str) -> None:
     """Make the tables in an empty database; refuse one that is not ours as it is."""
     if connection.dialect.name != "sqlite":
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7738140101)")
-        TABLES.create_all(connection)
+        wanted.create_all(connection)
         return
-    version = connection.exec_driver_sql("PRAGMA user_version").scalar()
+    stands = connection.exec_driver_sql("PRAGMA user_version").scalar()
     found = inspect(connection)
     tables = set(found.get_table_names())
-    if not tables and version == 0:
-        TABLES.create_all(connection)
-        connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
+    if not tables and stands == 0:
+        wanted.create_all(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version = {version}")
         return
     columns = {table: [column["name"] for column in found.get_columns(table)] for table in tables}
-    wanted = {table.name: [column.name for column in table.columns] for table in TABLES.tables.values()}
-    indexes = {index["name"] for index in found.get_indexes(ITEM.name)} if ITEM.name in tables else set()
-    if version != VERSION or columns != wanted or INDEX.name not in indexes:
+    indexes = {index["name"] for table in tables for index in found.get_indexes(table)}
+    same = columns == {table.name: [column.name for column in table.columns] for table in wanted.tables.values()}
+    needed = {index.name for table in wanted.tables.values() for index in table.indexes}
+    if stands != version or not same or needed - indexes:
         raise StoreError(
             "store_incompatible",
-            f"{name} is no session store of version {VERSION} (user_version {version}, tables "
-            f"{', '.join(sorted(tables)) or 'none'}); sessions need a file of their own",
+            f"{refusal} (user_version {stands}, tables {', '.join(sorted(tables)) or 'none'}); it needs a file of its "
+            "own",
         )

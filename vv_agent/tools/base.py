@@ -80,6 +80,10 @@ class SubTasks(Protocol):
         """How the tasks stand."""
         ...
 
+    def delegate(self, context: ToolContext, task: SubTaskSpec, *, summary: bool, wait: bool) -> ToolExecutionResult:
+        """Give a task to the agent that the called tool stands for; `summary`: with one of the main task."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class ToolContext:

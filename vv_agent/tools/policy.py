@@ -75,8 +75,12 @@ class ToolPolicy:
 
     def advertises(self, tool: Tool) -> bool:
         """Whether the model is shown this tool: no rule denies it whatever its arguments are."""
-        call = PlannedCall("", tool.name, {}, self, frozenset({tool.name}), tool, None)
-        return tool.exposure is not ToolExposure.HIDDEN and all(check(call) is None for check in _WITHOUT_ARGUMENTS)
+        return tool.exposure is not ToolExposure.HIDDEN and not self.denies(tool.name, tool)
+
+    def denies(self, name: str, tool: Tool | None) -> bool:
+        """Whether a rule denies the tool of this name whatever its arguments are."""
+        call = PlannedCall("", name, {}, self, frozenset({name}), tool, None)
+        return any(check(call) is not None for check in _WITHOUT_ARGUMENTS)
 
 
 def merge_policies(agent: ToolPolicy | None, runner: ToolPolicy | None, run: ToolPolicy | None) -> ToolPolicy:

@@ -45,8 +45,8 @@ class _Posts:
 
 
 def give(orders: Orders) -> None:
-    """Set the orders of this process and of all it will fork."""
-    _Posts.orders = orders
+    """Set the orders of this process and of all it will fork; a station opened for earlier orders is not theirs."""
+    _Posts.orders, _Posts.station = orders, None
 
 
 def station() -> Station:

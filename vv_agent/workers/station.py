@@ -14,6 +14,7 @@ from vv_agent import process
 from vv_agent.checkpoint.record import Commit, Filter, Presence, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.dispatch.base import CycleDispatcher
+from vv_agent.dispatch.store import StoreDispatcher
 from vv_agent.errors import StoreError
 from vv_agent.runtime.advance import Advanced, advance
 from vv_agent.runtime.owner import is_dead, process_host, process_owner
@@ -61,6 +62,8 @@ class Station:
         self._swept = 0.0
         self.engine = process.make_engine(store, settings, queues=frozenset(queues), presence=self._presence)
         self.store = self.engine.store
+        self._hints: CycleDispatcher = dispatcher or StoreDispatcher(self.store)
+        """Tell of other runs of a tree, which this slot does not go on with."""
 
     @property
     def free(self) -> int:
@@ -137,6 +140,8 @@ class Station:
         for cycles in range(1, 1 << 30):
             stays = self.free > 0 or cycles % _ENOUGH != 0
             step = self._advance(recipe, stays)
+            for other in step.others if step is not None else ():
+                self._hints.dispatch(other)
             if step is None or not step.next:
                 return
             recipe = step.next[0]

@@ -13,11 +13,12 @@ from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.record import Change, Claimed, Commit, NewRun, Seen, Snapshot
 from vv_agent.errors import CheckpointError, StoreError
 from vv_agent.runtime.body import Body
-from vv_agent.runtime.eventlog import Emitted, Origin, event_entry
+from vv_agent.runtime.eventlog import Emitted, Origin, event_entries
 from vv_agent.runtime.feed import EventFeed
 from vv_agent.runtime.tail import Tailer
 
-STARTED = Emitted("agent_started", 0, 1.0, {}, {})
+ORIGIN = Origin("", "a", 0, 1, 0)
+STARTED = Emitted(ORIGIN, "agent_started", 0, 1.0, {}, {})
 CREATED = {"cycle_index": 0, "checkpoint_key": "k", "resume_attempt": 1}
 
 
@@ -67,11 +68,11 @@ def _body(key: str) -> Body:
 
 
 def create(store: MemoryStore, key: str, events: Sequence[Emitted], run_id: str | None = None) -> None:
-    origin = Origin(f"run_{key}", "a", 0, 1, 0)
+    events = [event._replace(origin=Origin(f"run_{key}", "a", 0, 1, 0)) for event in events]
     store.create([
         NewRun(
             key=key, run_id=run_id or f"run_{key}", definition="d", definition_body=b"d", body=_body(key).pack(),
-            queue="q", events=(event_entry(origin, events),), blobs={"state": b"x"},
+            queue="q", events=(*event_entries(events),), blobs={"state": b"x"},
         )
     ])  # fmt: skip
 
@@ -83,7 +84,7 @@ def store() -> CountingStore:
 
 def test_a_run_that_cannot_be_read_is_reported_and_others_are_followed_on(store: CountingStore) -> None:
     create(store, "good", [STARTED])
-    create(store, "bad", [Emitted("agent_started", 0, 1.0, {"nonsense": 1}, {})])
+    create(store, "bad", [Emitted(ORIGIN, "agent_started", 0, 1.0, {"nonsense": 1}, {})])
     tailer = Tailer(store)
     good, bad = Follower(tailer, "good"), Follower(tailer, "bad")
     error = bad.ended.get(timeout=10)
@@ -99,7 +100,13 @@ def test_a_run_that_cannot_be_read_is_reported_and_others_are_followed_on(store:
 
 def test_an_event_of_a_newer_type_is_left_out(store: CountingStore) -> None:
     create(
-        store, "k", [STARTED, Emitted("hologram", 1, 1.0, {}, {}), Emitted("checkpoint_created", 2, 1.0, CREATED, {})]
+        store,
+        "k",
+        [
+            STARTED,
+            Emitted(ORIGIN, "hologram", 1, 1.0, {}, {}),
+            Emitted(ORIGIN, "checkpoint_created", 2, 1.0, CREATED, {}),
+        ],
     )
     follower = Follower(Tailer(store), "k")
     store.rounds(5)
@@ -115,9 +122,9 @@ def test_an_event_of_a_newer_type_is_no_gap(store: CountingStore) -> None:
     answer = store.claim("k", 1, "a" * 32, owner="h/1/1", lease=30_000)
     assert isinstance(answer, Claimed)
     origin = Origin("run_k", "a", 1, 1, 1)
-    events = [Emitted("cycle_started", 0, 1.0, {}, {}), Emitted("hologram", 1, 1.0, {}, {})]
-    later = [Emitted("llm_started", 2, 1.0, {"model": "m"}, {})]
-    store.save(answer.claim, Change(1, Commit(), events=(event_entry(origin, [*events, *later]),)))
+    events = [Emitted(origin, "cycle_started", 0, 1.0, {}, {}), Emitted(origin, "hologram", 1, 1.0, {}, {})]
+    later = [Emitted(origin, "llm_started", 2, 1.0, {"model": "m"}, {})]
+    store.save(answer.claim, Change(1, Commit(), events=(*event_entries([*events, *later]),)))
     store.rounds(6)
     store.delete("k")
     assert follower.ended.get(timeout=10).code == "checkpoint_not_found"
@@ -129,7 +136,7 @@ def test_another_run_under_the_same_key_is_not_followed(store: CountingStore) ->
     follower = Follower(Tailer(store), "k")
     store.rounds(3)
     store._records.clear()
-    create(store, "k", [STARTED, Emitted("checkpoint_created", 1, 1.0, CREATED, {})], run_id="run_other")
+    create(store, "k", [STARTED, Emitted(ORIGIN, "checkpoint_created", 1, 1.0, CREATED, {})], run_id="run_other")
     assert follower.ended.get(timeout=10).code == "checkpoint_not_found"
     assert follower.types() == ["agent_started"]
 

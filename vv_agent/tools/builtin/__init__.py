@@ -30,9 +30,12 @@ def build_default_registry() -> ToolRegistry:
     return registry
 
 
-def withheld(*, agent_type: object = None, sub_agents: bool = False, multimodal: bool = False) -> frozenset[str]:
+def withheld(
+    *, agent_type: object = None, sub_agents: bool = False, background: bool = False, multimodal: bool = False
+) -> frozenset[str]:
     """The built-in tools that an agent of this kind is not offered unless it lists them itself: the shell is for agents
-    of type `computer`."""
+    of type `computer`, the questions about sub-tasks for those that have some."""
     shell = () if agent_type == "computer" else ("bash", "check_background_command")
-    work = () if sub_agents else ("create_sub_task", "sub_task_status")
-    return frozenset((*shell, *work, *(() if multimodal else ("read_image",))))
+    create = () if sub_agents else ("create_sub_task",)
+    ask = () if sub_agents or background else ("sub_task_status",)
+    return frozenset((*shell, *create, *ask, *(() if multimodal else ("read_image",))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vv_agent.agent import trimmed
 from vv_agent.errors import ToolError
 from vv_agent.results import ToolExecutionResult
 from vv_agent.tool_metadata import ToolIdempotency, ToolMetadata, ToolSideEffect
@@ -14,14 +15,13 @@ DEFAULT_INTERVAL = 300
 MAX_WAIT = 3600
 """Seconds: when to look again if nothing is said, and the longest wait."""
 FILE_LIMIT = 20
-_INFORMATION_SEPARATORS = "\x1c\x1d\x1e\x1f"
 
 
 def _create(context: ToolContext, arguments: Arguments) -> ToolExecutionResult:
     manager = context.sub_tasks
     if manager is None or not manager.agents:
         raise ToolError("Sub-agents are not enabled for this task", "sub_agents_not_enabled")
-    agent_id = _trimmed(arguments["agent_id"])
+    agent_id = trimmed(arguments["agent_id"])
     if not agent_id:
         raise ToolError("`agent_id` is required", "agent_id_required")
     request = SubTaskRequest(
@@ -29,22 +29,22 @@ def _create(context: ToolContext, arguments: Arguments) -> ToolExecutionResult:
         tasks=_tasks(arguments),
         batch="tasks" in arguments,
         include_main_summary=arguments.get("include_main_summary", False),
-        exclude_files_pattern=_trimmed(arguments.get("exclude_files_pattern", "")) or None,
+        exclude_files_pattern=trimmed(arguments.get("exclude_files_pattern", "")) or None,
         wait=arguments.get("wait_for_completion", True),
     )
     return manager.create(context, request)
 
 
 def _tasks(arguments: Arguments) -> tuple[SubTaskSpec, ...]:
-    single, batch = _trimmed(arguments.get("task_description", "")), arguments.get("tasks")
+    single, batch = trimmed(arguments.get("task_description", "")), arguments.get("tasks")
     if single and batch is not None:
         raise ToolError("Provide either `task_description` or `tasks`, not both", "sub_task_payload_conflict")
     if single:
-        return (SubTaskSpec(single, _trimmed(arguments.get("output_requirements", ""))),)
+        return (SubTaskSpec(single, trimmed(arguments.get("output_requirements", ""))),)
     if batch is None:
         raise ToolError("Provide either `task_description` or `tasks`", "sub_task_payload_missing")
     tasks = tuple(
-        SubTaskSpec(_trimmed(item["task_description"]), _trimmed(item.get("output_requirements", ""))) for item in batch
+        SubTaskSpec(trimmed(item["task_description"]), trimmed(item.get("output_requirements", ""))) for item in batch
     )
     if blank := [number for number, task in enumerate(tasks, 1) if not task.description]:
         raise ToolError(f"task {blank[0]} has a blank task_description", "invalid_tasks_payload")
@@ -53,19 +53,19 @@ def _tasks(arguments: Arguments) -> tuple[SubTaskSpec, ...]:
 
 def _status(context: ToolContext, arguments: Arguments) -> ToolExecutionResult:
     manager = _manager(context)
-    task_ids = tuple(dict.fromkeys(_trimmed(task_id) for task_id in arguments["task_ids"]))
+    task_ids = tuple(dict.fromkeys(trimmed(task_id) for task_id in arguments["task_ids"]))
     if not task_ids or "" in task_ids:
         raise ToolError("`task_ids` must name at least one sub-task, and none may be blank", "invalid_task_ids")
     detail_level = arguments.get("detail_level", "basic")
     if detail_level not in ("basic", "snapshot"):
         raise ToolError("`detail_level` must be basic or snapshot", "invalid_detail_level")
     message = arguments.get("message")
-    if message is not None and (not _trimmed(message) or len(task_ids) != 1):
+    if message is not None and (not trimmed(message) or len(task_ids) != 1):
         raise ToolError("`message` must not be blank, and goes to exactly one sub-task", "invalid_sub_task_message")
     query = SubTaskQuery(
         task_ids=task_ids,
         detail_level=detail_level,
-        message=None if message is None else _trimmed(message),
+        message=None if message is None else trimmed(message),
         wait_for_response=arguments.get("wait_for_response", False),
         wait=arguments.get("wait_for_completion", False),
         check_interval_seconds=int(arguments.get("check_interval_seconds", DEFAULT_INTERVAL)),
@@ -79,14 +79,6 @@ def _manager(context: ToolContext) -> SubTasks:
     if context.sub_tasks is None:
         raise ToolError("This run has no sub-tasks to ask about", "sub_task_manager_unavailable")
     return context.sub_tasks
-
-
-def _trimmed(text: str) -> str:
-    """Without white space at both ends; the four separators of ASCII count as such (spec/26)."""
-    before = None
-    while text != before:
-        before, text = text, text.strip().strip(_INFORMATION_SEPARATORS)
-    return text
 
 
 _TASK: dict[str, Any] = {"task_description": {"type": "string"}, "output_requirements": {"type": "string"}}

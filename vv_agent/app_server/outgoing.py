@@ -1,0 +1,182 @@
+"""What goes out: a bounded queue for each connection, and the requests of the server that wait for an answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from vv_agent.app_server.protocol import NOTIFICATIONS, SERVER_REQUESTS, Part, Warned
+from vv_agent.app_server.rpc import (
+    INVALID_PARAMS,
+    ErrorResponse,
+    Response,
+    RpcError,
+    encode,
+    error_response,
+    notification,
+    request,
+    response,
+)
+
+CAPACITY = 128
+"""Messages that may wait for one connection."""
+PATIENCE = 10.0
+"""Seconds for which that many may wait before the connection is closed."""
+Answered = Callable[[Response | ErrorResponse], None]
+
+
+class Outbox:
+    """The queue of one connection. Putting never blocks; whoever makes much waits for room before."""
+
+    def __init__(
+        self, capacity: int, *, clock: Callable[[], float], patience: float, too_slow: Callable[[], object]
+    ) -> None:
+        self.silent: frozenset[str] = frozenset()
+        """Notifications the client does not want."""
+        self._capacity = capacity
+        self._clock = clock
+        self._patience = patience
+        self._too_slow = too_slow
+        self._lines: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._full_since: float | None = None
+        self._closed = False
+
+    def put(self, line: bytes) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._lines.append(line)
+            if len(self._lines) >= self._capacity and self._full_since is None:
+                self._full_since = self._clock()
+                threading.Thread(target=self._watch, name="vv-slow-reader", daemon=True).start()
+            self._changed.notify_all()
+
+    def get(self, timeout: float | None = None) -> bytes | None:
+        """The next line; None when closed and empty, or after `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._lines), timeout)
+            line = self._lines.popleft() if self._lines else None
+            if len(self._lines) < self._capacity:
+                self._full_since = None
+            self._changed.notify_all()
+            return line
+
+    def wait_for_room(self, timeout: float | None = None) -> bool:
+        """Until a message has room; False if it has none after `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed or len(self._lines) < self._capacity, timeout)
+
+    def close(self, last: bytes | None = None) -> None:
+        """Take no more. What waits is still given out; with `last`, only that."""
+        with self._changed:
+            if self._closed:
+                return
+            if last is not None:
+                self._lines.clear()
+                self._lines.append(last)
+            self._closed = True
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._full_since is None, 0.05)
+                if self._closed or self._full_since is None:
+                    return
+                late = self._clock() - self._full_since >= self._patience
+            if late:
+                text = f"{self._capacity} messages waited for {self._patience:g} s; read faster, or opt out of some"
+                self.close(encode(notification("error/warning", Warned(message=text, code="slow_reader").to_wire())))
+                self._too_slow()
+                return
+
+
+class OutgoingRouter:
+    """Takes what the server says to its connections. `receive` gives a connection's messages, in order."""
+
+    def __init__(
+        self, capacity: int = CAPACITY, *, clock: Callable[[], float] = time.monotonic, patience: float = PATIENCE
+    ) -> None:
+        self.too_slow: Callable[[str], object] = lambda connection: None
+        """Told of a connection that was closed because it read too slowly."""
+        self._capacity = capacity
+        self._clock = clock
+        self._patience = patience
+        self._boxes: dict[str, Outbox] = {}
+        self._pending: dict[str, tuple[str, Answered]] = {}
+        self._lock = threading.Lock()
+
+    def connect(self, connection: str) -> None:
+        """Open a connection; one of this name that was closed is replaced."""
+        box = Outbox(
+            self._capacity, clock=self._clock, patience=self._patience, too_slow=lambda: self.too_slow(connection)
+        )
+        with self._lock:
+            self._boxes[connection] = box
+
+    def disconnect(self, connection: str) -> None:
+        """Close a connection; the requests it was to answer are dropped."""
+        with self._lock:
+            box = self._boxes.get(connection)
+            self._pending = {name: one for name, one in self._pending.items() if one[0] != connection}
+        if box is not None:
+            box.close()
+
+    def silence(self, connection: str, methods: Iterable[str]) -> None:
+        if (box := self._boxes.get(connection)) is not None:
+            box.silent = frozenset(methods)
+
+    def receive(self, connection: str, timeout: float | None = None) -> bytes | None:
+        """The next line for a connection; None when it is closed and has no more, or after `timeout` seconds."""
+        box = self._boxes.get(connection)
+        return None if box is None else box.get(timeout)
+
+    def wait_for_room(self, connections: Iterable[str], timeout: float | None = None) -> bool:
+        boxes = [box for name in connections if (box := self._boxes.get(name)) is not None]
+        return all(box.wait_for_room(timeout) for box in boxes)
+
+    def respond(self, connection: str, request_id: int | str, result: Part) -> None:
+        self._put(connection, response(request_id, result.to_wire()))
+
+    def refuse(self, connection: str, request_id: int | str | None, error: RpcError) -> None:
+        self._put(connection, error_response(error, request_id))
+
+    def notify(self, connections: Iterable[str], method: str, params: Part | Mapping[str, Any]) -> None:
+        """Tell connections, unless they do not want to hear it."""
+        assert method in NOTIFICATIONS
+        line = encode(notification(method, params.to_wire() if isinstance(params, Part) else dict(params)))
+        for connection in list(connections):
+            box = self._boxes.get(connection)
+            if box is not None and method not in box.silent:
+                box.put(line)
+
+    def request(self, connection: str, method: str, request_id: str, params: Part, answered: Answered) -> None:
+        """Ask the client; `answered` is called in the thread that reads. `RpcError` while this id waits already."""
+        assert method in SERVER_REQUESTS
+        with self._lock:
+            if request_id in self._pending:
+                raise RpcError(INVALID_PARAMS, f"server request {request_id!r} waits for an answer already")
+            self._pending[request_id] = (connection, answered)
+        self._put(connection, request(request_id, method, params.to_wire()))
+
+    def answer(self, connection: str, message: Response | ErrorResponse) -> None:
+        """A client's answer; one that nobody waits for is dropped."""
+        with self._lock:
+            pending = self._pending.get(message.id) if isinstance(message.id, str) else None
+            if pending is None or pending[0] != connection:
+                return
+            del self._pending[str(message.id)]
+        pending[1](message)
+
+    def withdraw(self, request_id: str) -> None:
+        """Wait for that answer no longer."""
+        with self._lock:
+            self._pending.pop(request_id, None)
+
+    def _put(self, connection: str, message: dict[str, Any]) -> None:
+        if (box := self._boxes.get(connection)) is not None:
+            box.put(encode(message))

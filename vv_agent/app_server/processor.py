@@ -1,0 +1,271 @@
+"""The heart of the server: messages in, by connection; answers and notifications out, by the router."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from vv_agent.agent import Agent
+from vv_agent.app_server.approvals import Approvals
+from vv_agent.app_server.host import AppServerHost, DefaultAppServerHost
+from vv_agent.app_server.outgoing import CAPACITY, OutgoingRouter
+from vv_agent.app_server.protocol import (
+    METHODS,
+    PROTOCOL_VERSION,
+    ApprovalResolveParams,
+    InitializeParams,
+    InitializeResponse,
+    ModelListParams,
+    ModelListResponse,
+    Nothing,
+    Part,
+    SchemaExportResponse,
+    ServerCapabilities,
+)
+from vv_agent.app_server.rpc import (
+    ALREADY_INITIALIZED,
+    INTERNAL_ERROR,
+    NOT_INITIALIZED,
+    OVERLOADED,
+    JsonRpcMessage,
+    Notification,
+    Request,
+    RequestId,
+    RpcError,
+    read_params,
+)
+from vv_agent.app_server.runs import AppServerRunAdapter
+from vv_agent.app_server.sql import MemoryThreadStore, SqlThreadStore
+from vv_agent.app_server.threads import Threads
+from vv_agent.app_server.turns import ActiveTurn, Turns
+from vv_agent.config import RunConfig
+from vv_agent.errors import VVAgentError
+from vv_agent.runner import Runner
+
+log = logging.getLogger("vv_agent.app_server")
+APPROVAL_TIMEOUT = 30.0
+USER_AGENT = "vv-agent-app-server"
+_WORKERS = 8
+_ROOM = 1.0
+"""Seconds a message waits for room for its answer before it is refused as too much."""
+Handler = Callable[[str, RequestId, Any], None]
+
+
+class MessageProcessor:
+    """Answers the requests of any number of connections. Requests about one thread are answered in their order, those
+    about different threads side by side.
+
+    Without a runtime (`runs` None) only `initialize` and `schema/export` work. `capacity` bounds the requests that
+    wait, and each connection's outgoing messages.
+    """
+
+    def __init__(
+        self, router: OutgoingRouter, runs: AppServerRunAdapter | None = None, store: SqlThreadStore | None = None, *,
+        capacity: int = CAPACITY, approval_timeout: float = APPROVAL_TIMEOUT, clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self._router = router
+        self._runs = runs
+        self._capacity = capacity
+        self._connections: dict[str, bool] = {}
+        """Connection -> initialized."""
+        self._lanes = Lanes()
+        self._approvals = Approvals(router)
+        self._threads = Threads(store or MemoryThreadStore(), router, self._approvals, clock) if runs else None
+        self._handlers: dict[str, Handler] = {"schema/export": self._export_schema}
+        router.too_slow = self.disconnect
+        if runs is not None and self._threads is not None:
+            turns = Turns(self._threads, runs, router, self._approvals, approval_timeout=approval_timeout, clock=clock)
+            threads = self._threads
+            self._handlers |= {
+                "thread/start": threads.start, "thread/resume": threads.resume, "thread/read": threads.read,
+                "thread/list": threads.list, "thread/archive": threads.archive,
+                "thread/unsubscribe": threads.unsubscribe, "turn/start": turns.start, "turn/resume": turns.resume,
+                "turn/interrupt": turns.interrupt, "turn/steer": turns.steer, "turn/followUp": turns.follow_up,
+                "approval/resolve": self._resolve_approval, "model/list": self._list_models,
+            }  # fmt: skip
+            turns.recover()
+
+    @classmethod
+    def with_host(
+        cls, capacity: int, runner: Runner, host: AppServerHost, thread_store: SqlThreadStore | None = None,
+        **options: Any,
+    ) -> tuple[MessageProcessor, OutgoingRouter]:  # fmt: skip
+        """A processor, and what gives its messages: `outgoing.receive(connection)`."""
+        router = OutgoingRouter(capacity)
+        return cls(router, AppServerRunAdapter(runner, host), thread_store, capacity=capacity, **options), router
+
+    @classmethod
+    def with_runtime(
+        cls, capacity: int, runner: Runner, agent: Agent, thread_store: SqlThreadStore | None = None, *,
+        run_config: RunConfig | None = None, **options: Any,
+    ) -> tuple[MessageProcessor, OutgoingRouter]:  # fmt: skip
+        """`with_host` for one fixed agent."""
+        return cls.with_host(capacity, runner, DefaultAppServerHost(agent, run_config), thread_store, **options)
+
+    # Connections.
+
+    def connect(self, connection: str) -> None:
+        """Open a connection; a name that was closed may come again."""
+        self._connections[connection] = False
+        self._router.connect(connection)
+
+    def disconnect(self, connection: str) -> None:
+        """The client is gone. Its turns run on; what they ask is timed out, or waits if they are checkpointed."""
+        if self._connections.pop(connection, None) is not None:
+            self._router.disconnect(connection)
+            if self._threads is not None:
+                self._threads.disconnect(connection)
+
+    def leave(self, connection: str) -> None:
+        """The client says no more; it still hears."""
+        if self._threads is not None:
+            self._threads.disconnect(connection, hears=True)
+
+    def process(self, connection: str, line: bytes | str) -> None:
+        """Take a line from a connection. Its answer comes through the router, perhaps later."""
+        if not line.strip():
+            return
+        room = self._router.wait_for_room([connection], _ROOM)
+        try:
+            message = JsonRpcMessage.parse(line)
+            if isinstance(message, Request):
+                self._request(connection, message, room)
+            elif not isinstance(message, Notification):
+                self._router.answer(connection, message)
+        except RpcError as error:
+            self._router.refuse(connection, error.request_id, error)
+        except VVAgentError as error:  # an answer that the store did not take: the run asks again after a resume
+            log.warning("an answer was not taken: %s", error)
+
+    def idle(self) -> bool:
+        """Nothing runs and no request waits, except runs that wait for a decision nobody here can make."""
+        return not self._lanes.pending and all(turn.waits for turn in self._active())
+
+    def close(self) -> None:
+        """Take no more; runs that are not checkpointed are cancelled."""
+        for connection in list(self._connections):
+            self.disconnect(connection)
+        for turn in self._active():
+            if not turn.asking.durable:
+                turn.handle.cancel("The server stopped.")
+        self._lanes.close()
+
+    def close_store(self) -> None:
+        if self._threads is not None:
+            self._threads.store.close()
+
+    def _active(self) -> list[ActiveTurn]:
+        return self._threads.active() if self._threads is not None else []
+
+    # Requests.
+
+    def _request(self, connection: str, message: Request, room: bool) -> None:
+        try:
+            params = self._checked(connection, message)
+            if message.method == "initialize":
+                self._initialize(connection, message.id, params)
+                return
+            lane = METHODS[message.method].lane
+            name = f"thread {getattr(params, 'thread_id', '')}" if lane == "thread" else lane
+            if not room or self._lanes.pending >= self._capacity:
+                raise RpcError(OVERLOADED, "Server overloaded; retry later.")
+            self._lanes.put(name, lambda: self._answer(connection, message, params))
+        except RpcError as error:
+            error.request_id = message.id
+            raise
+
+    def _checked(self, connection: str, message: Request) -> Part:
+        ready = self._connections.get(connection, False)
+        if message.method == "initialize":
+            if ready:
+                raise RpcError(ALREADY_INITIALIZED, "the connection is initialized already")
+        elif not ready:
+            raise RpcError(NOT_INITIALIZED, "the connection is not initialized; send initialize first")
+        params = read_params(message.method, message.params)
+        if message.method not in self._handlers and message.method != "initialize":
+            raise RpcError(INTERNAL_ERROR, "the server has no runtime")
+        return params
+
+    def _answer(self, connection: str, message: Request, params: Part) -> None:
+        try:
+            self._handlers[message.method](connection, message.id, params)
+        except RpcError as error:
+            self._router.refuse(connection, message.id, error)
+        except VVAgentError as error:
+            self._router.refuse(connection, message.id, RpcError(INTERNAL_ERROR, str(error)))
+        except Exception as error:  # the border: whatever it was, the request is answered and the server goes on
+            log.exception("%s failed", message.method)
+            what = f"{message.method} failed: {type(error).__name__}: {error}"
+            self._router.refuse(connection, message.id, RpcError(INTERNAL_ERROR, what))
+
+    def _initialize(self, connection: str, request_id: RequestId, params: Part) -> None:
+        assert isinstance(params, InitializeParams)
+        if params.capabilities is not None:
+            self._router.silence(connection, params.capabilities.opt_out_notification_methods)
+        attached = self._threads is not None
+        can = ServerCapabilities(
+            model_list=attached, thread_lifecycle=attached, notification_opt_out=True, schema_export=True,
+            approval_resolve=attached,
+        )  # fmt: skip
+        self._connections[connection] = True
+        self._router.respond(connection, request_id, InitializeResponse(
+            user_agent=USER_AGENT, protocol_version=PROTOCOL_VERSION, capabilities=can
+        ))  # fmt: skip
+
+    def _resolve_approval(self, connection: str, request_id: RequestId, params: ApprovalResolveParams) -> None:
+        self._approvals.resolve(connection, params)
+        self._router.respond(connection, request_id, Nothing())
+
+    def _list_models(self, connection: str, request_id: RequestId, params: ModelListParams) -> None:
+        assert self._runs is not None
+        try:
+            models = list(self._runs.host.list_models(params))
+        except Exception as error:
+            raise RpcError(INTERNAL_ERROR, f"the host could not list models: {error}") from error
+        self._router.respond(connection, request_id, ModelListResponse(models=models))
+
+    def _export_schema(self, connection: str, request_id: RequestId, params: Nothing) -> None:
+        from vv_agent.app_server.schema import json_schemas, typescript
+
+        exported = SchemaExportResponse(json_schema=json_schemas(), typescript=typescript())
+        self._router.respond(connection, request_id, exported)
+
+
+class Lanes:
+    """Work in order within a lane; lanes side by side, on few threads."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="vv-request")
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+        self._lock = threading.Lock()
+        self.pending = 0
+
+    def put(self, lane: str, work: Callable[[], None]) -> None:
+        with self._lock:
+            self.pending += 1
+            if lane in self._waiting:
+                self._waiting[lane].append(work)
+                return
+            self._waiting[lane] = deque([work])
+        self._pool.submit(self._run, lane)
+
+    def _run(self, lane: str) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting[lane]:
+                    del self._waiting[lane]
+                    return
+                work = self._waiting[lane].popleft()
+            try:
+                work()
+            finally:
+                with self._lock:
+                    self.pending -= 1
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
