@@ -80,7 +80,8 @@ def run_tools(run: Run) -> Stop | None:
     `journal.Unresolved` when nobody can tell.
     """
     while True:
-        _settle_children(run)
+        if run.children.tasks:
+            _settle_children(run)
         pending = _pending(run)
         if not pending and not run.children.waits:
             return None
