@@ -316,5 +316,5 @@ class _Pass:
             if result is not None:
                 results[name] = storable(result.metadata)
         said = {"memory_provider_results": results, "memory_provider_errors": errors}
-        kept = {name: value for name, value in said.items() if value}
+        kept = storable({name: value for name, value in said.items() if value})
         run.tell(emitted._replace(fields={**fields, "metadata": kept}) if kept else emitted)
