@@ -144,7 +144,11 @@ class Turns:
                     self._store.put_turn(self._ended(record, "interrupted", wire.Outcome(error=f"{LOST}: {problem}")))
         for thread_id in dict.fromkeys(queued.turn.thread_id for queued in self._store.turns_of("queued")):
             with self._threads.at(thread_id, archived=True) as (live, thread):
-                if live.active is None and thread.status == "idle" and self._completed_last(thread_id):
+                if (
+                    live.active is None
+                    and thread.status == "idle"
+                    and self._store.last_status(thread_id) == "completed"
+                ):
                     self._follow_up(live, None)
 
     def _recover(self, live: LiveThread, thread: wire.AppThread, record: TurnRecord) -> None:
@@ -156,10 +160,6 @@ class Turns:
         if look is None:
             raise RpcError(rpc.INTERNAL_ERROR, f"there is no checkpoint {record.checkpoint_key!r}")
         self._run(live, thread, self._take_up(live, record, plan, look.head, None))
-
-    def _completed_last(self, thread_id: str) -> bool:
-        ended = [turn for turn in self._store.page(thread_id, 0, 1).turns if turn.completed_at is not None]
-        return bool(ended) and ended[-1].status == "completed"
 
     # Beginning.
 
