@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from vv_agent.app_server.rpc import (
     response,
 )
 
+log = logging.getLogger("vv_agent.app_server")
 CAPACITY = 128
 """Messages that may wait for one connection."""
 PATIENCE = 10.0
@@ -94,8 +96,9 @@ class Outbox:
                     return
                 late = self._clock() - self._full_since >= self._patience
             if late:
-                text = f"{self._capacity} messages waited for {self._patience:g} s; read faster, or opt out of some"
+                text = f"{self._capacity} messages waited for {self._patience:g} s"
                 self.close(encode(notification("error/warning", Warned(message=text, code="slow_reader").to_wire())))
+                log.warning("a client reads too slowly: %s; its connection is closed, its turns go on", text)
                 self._too_slow()
                 return
 
