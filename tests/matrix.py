@@ -98,7 +98,8 @@ def is_whole(config: pytest.Config) -> bool:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the file, and fail a run that lacks a cell it must have."""
-    if _outcomes and is_whole(session.config):
+    came_through = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not session.shouldfail
+    if _outcomes and came_through and is_whole(session.config):
         FILE.write_text(json.dumps(rows(), indent=1) + "\n", encoding="utf-8")
         if lacking() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

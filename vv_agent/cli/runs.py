@@ -45,19 +45,25 @@ def code_of(head: Head) -> int:
 # Looking.
 
 
-def list_runs(*, status: str | None, queue: str | None, limit: int, as_json: bool) -> int:
-    """The newest runs."""
+def list_runs(*, status: str | None, queue: str | None, limit: int, below: bool, as_json: bool) -> int:
+    """The newest runs; `below`: also those that other runs started."""
     if status is not None and status not in STATUSES:
         raise ConfigError("usage_invalid", f"--status {status!r} is not known; use one of {', '.join(STATUSES)}")
     with _store() as (store, _):
-        wanted = Filter(statuses=frozenset({status}) if status else None, queue=queue, limit=limit)
+        wanted = Filter(statuses=frozenset({status}) if status else None, queue=queue, limit=limit, roots=not below)
         heads, now, where = store.find(wanted), store.now(), place(store)
+    if not heads and not as_json:
+        sys.stderr.write(f"no runs in {where}{' that match' if status or queue else ''}\n")
+        return 0
+    return table_of(heads, now, as_json=as_json)
+
+
+def table_of(heads: Sequence[Head], now: int, *, as_json: bool) -> int:
+    """Runs, one a line."""
     if as_json:
         render.as_json([row(head, now) for head in heads])
-    elif heads:
-        render.table(_COLUMNS, [_short_row(head, now) for head in heads])
     else:
-        sys.stderr.write(f"no runs in {where}{' that match' if status or queue else ''}\n")
+        render.table(_COLUMNS, [_short_row(head, now) for head in heads])
     return 0
 
 
@@ -253,8 +259,7 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
     """Decide on a call that waits for a yes."""
     from vv_agent import process
     from vv_agent.approvals import ApprovalDecision
-    from vv_agent.launch import decide, shown_to
-    from vv_agent.runtime.inbox import approval_signal
+    from vv_agent.launch import decide_approval
 
     if [allow, allow_session, deny is not None].count(True) != 1:
         raise ConfigError("usage_invalid", "give exactly one of --allow, --allow-session, --deny REASON")
@@ -264,9 +269,9 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
         decision = ApprovalDecision.allow() if allow else ApprovalDecision.allow_session()
     with _store() as (store, settings):
         existing(store, key)
-        asking, digest = shown_to(store, key, request)
-        decide(store, process.dispatcher_for(store, settings), asking, approval_signal(request, decision, digest))
-        return _told(read_view(store, key), "the decision is posted", as_json)
+        new = decide_approval(store, process.dispatcher_for(store, settings), key, request, decision)
+        said = "the decision is posted" if new else "the decision was posted before"
+        return _told(read_view(store, key), said, as_json)
 
 
 def raise_budget(
@@ -306,7 +311,7 @@ def _check_operation(view: View, operation: str) -> None:
         raise ConfigError(
             "usage_invalid",
             f"run {view.head.key!r} does not wait for a decision about {operation!r} but about {known!r}; "
-            f"give that one: {command('runs', 'reconcile', view.head.key, known)} --retry",
+            f"give that one: {command('runs', 'reconcile', view.head.key, known, options='--retry')}",
         )
 
 

@@ -263,6 +263,11 @@ class Programs:
             else:
                 self._roots = {below: root for below, root in self._roots.items() if root != key}
 
+    def live_type(self, key: str, definition: str) -> Any:
+        """The output type a starter of this process gave the run."""
+        mine = [live.hooks.output_type for live in self._live.get(key, ()) if live.definition.digest == definition]
+        return mine[-1] if mine else None
+
     def get(self, recipe: CycleRecipe) -> Program:
         """The program of a run; `CannotServe` when this process has not what it takes."""
         for live in reversed(self._live.get(self._roots.get(recipe.key, recipe.key), ())):
