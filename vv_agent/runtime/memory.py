@@ -318,16 +318,15 @@ class _Pass:
         metadata = {"messages": [message.to_wire() for message in shown]} if shown else {}
         results, errors = {}, []
         for provider in run.program.memory_providers:
-            name = provider.name or type(provider).__name__
+            name = getattr(provider, "name", "") or type(provider).__name__
             told = emitted._replace(fields={**fields, "metadata": metadata} if metadata else fields)
             try:
                 result = getattr(provider, stage)(build(run.body, told))
+                if result is not None:
+                    results[name] = storable(result.metadata)
             except Exception as error:  # the host's own code
                 kind = type(error).__name__
                 errors.append({"provider": name, "stage": stage, "error": str(error), "error_type": kind})
-                continue
-            if result is not None:
-                results[name] = storable(result.metadata)
         said = {"memory_provider_results": results, "memory_provider_errors": errors}
         kept = storable({name: value for name, value in said.items() if value})
         run.tell(emitted._replace(fields={**fields, "metadata": kept}) if kept else emitted)
