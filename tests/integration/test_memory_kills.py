@@ -11,6 +11,7 @@ from tests.harness import World, answer_of, crash_at
 from vv_agent.checkpoint.identity import model_operation_id
 from vv_agent.runtime.transcript import Transcript
 
+pytestmark = pytest.mark.slow
 SUMMARY_CALL = model_operation_id(4, "memory_summary:0")
 POINTS = (
     "store.claim:after", "model:before:4", "model:after:4", "store.save.progress:before:4",
