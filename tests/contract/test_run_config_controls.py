@@ -50,7 +50,9 @@ def missing(fields: list[str]) -> list[str]:
 CONTROLS = {control["capability"]: control for control in FIXTURE["per_run_controls"]}
 CASES = Cases(
     "run_config_controls.json",
-    pending={"control/sub_task_manager": ("control", "a manager of sub-tasks that the host brings")},
+    pending={
+        "control/sub_task_manager": ("control", "a manager of sub-tasks that the host brings"),
+    },
 )
 
 

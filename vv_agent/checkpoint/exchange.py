@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
 
 from vv_agent.checkpoint import transitions
 from vv_agent.checkpoint.record import Entry, Head, Serves, Signal, State
@@ -35,6 +35,10 @@ class Record(_Wire):
     blobs: dict[str, bytes]
     journal: bytes | None
     signals: tuple[Signal, ...]
+
+    @field_serializer("head")
+    def _named(self, head: Head) -> dict[str, Any]:
+        return head._asdict()
 
 
 class Export(_Wire):

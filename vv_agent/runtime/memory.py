@@ -21,6 +21,7 @@ from vv_agent.memory.session import SessionMemory, SessionMemoryConfig, SessionM
 from vv_agent.memory.tokens import estimate_message, estimate_tools
 from vv_agent.messages import Message
 from vv_agent.runtime import journal, model_call
+from vv_agent.runtime.control import HookFailed
 from vv_agent.runtime.eventlog import build
 from vv_agent.runtime.output import Stop
 from vv_agent.runtime.run import Run
@@ -109,14 +110,26 @@ def keep_within(run: Run, rewrite: Rewrite | None = None) -> None:
         return
     work = _Pass(run, 0)
     messages = run.transcript.messages
-    shown = list(messages if rewrite is None else rewrite(tuple(messages)))
-    length = work.count(shown) if shown != messages else work.tokens(run.transcript.estimated)
-    shown = work.extracted(shown, length)
+    given = messages if rewrite is None else _rewritten(messages, rewrite)
+    length = work.tokens(run.transcript.estimated) if given is messages else work.count(given)
     trigger = work.trigger(length)
+    if given is messages and trigger is None and work.session is None:  # a copy would cost more with every cycle
+        return
+    shown = work.extracted(list(given), length)
     if trigger is None:
         work.settle(shown, Compaction(tuple(shown)))
     else:
         work.compact(shown, length, trigger, lambda: work.manager.run(shown, length))
+
+
+def _rewritten(messages: Sequence[Message], rewrite: Rewrite) -> Sequence[Message]:
+    """What hooks made of the messages, as it can be stored; `HookFailed` for what is no message."""
+    given = rewrite(messages)
+    if given is messages:
+        return messages
+    if not all(isinstance(message, Message) for message in given):
+        raise HookFailed("runtime_hook_failed", "before_memory_compact gave something that is no Message")
+    return [Message.from_wire(storable(message.to_wire())) for message in given]
 
 
 def too_long(error: LlmError) -> bool:
