@@ -80,6 +80,7 @@ def started(tmp_path: Path) -> Iterator[Any]:
     for process in processes:
         if process.child.poll() is None:
             process.kill()
+        process.gone()
 
 
 def finish(client: AppServerClient, timeout: float = 60) -> dict[str, Any]:

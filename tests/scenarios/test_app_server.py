@@ -675,7 +675,7 @@ def test_a_reader_that_is_too_slow_is_closed_and_misses_nothing_later() -> None:
         if method != "turn/start":
             assert theirs.receive()
     outbox = server.processor._router._boxes["client"]
-    until(lambda: outbox._full_since is not None, "the queue is full")
+    until(lambda: outbox._watched, "the queue is full")
     assert store.turns_of("running")
     clock.advance(10_000)
     until(lambda: outbox._closed, "it is closed")
