@@ -18,21 +18,14 @@ Later = tuple[str, str]
 PLACES = "the import paths runtime.backends and runtime.stores (DESIGN 10); backends are in vv_agent.dispatch, stores in vv_agent.checkpoint"
 RECORD = "the record is ours (DESIGN 10): vv_agent.checkpoint.Head and Snapshot"
 
-HANDOFFS: Later = ("control", "hand-offs and sub-agents are not built yet")
 LOGS: Later = ("control", "log previews and dumps are not built yet")
-RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
-TOOLS: Later = ("tools", "the other tools and workspaces are not built yet")
 
-CAPABILITIES: dict[Later, str] = {
-    HANDOFFS: "agent.background_task",
-    RUNTIME: "runtime_backend.cycle_runner runtime_backend.tool_call_runner",
-}
+CAPABILITIES: dict[Later, str] = {}
 DOMAINS: dict[str, Later] = {}
 """Domains of which nothing is built yet."""
 SURFACES: dict[str, Later] = {}
 """Objects that are not built yet."""
 MEMBERS: dict[Later, str] = {
-    HANDOFFS: "run_config.sub_task_manager",
     LOGS: "run_config.log_preview_chars run_config.debug_dump_dir",
 }
 
