@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from vv_agent.checkpoint.record import Claimed, Commit, Head, Refused, Release, Seen, State
 from vv_agent.errors import CannotServe, ClaimLost
@@ -36,6 +36,10 @@ class Advanced:
     why: str = ""
     below: tuple[CycleRecipe, ...] = ()
     above: tuple[CycleRecipe, ...] = ()
+
+
+CycleRunner: TypeAlias = Callable[[Engine, CycleRecipe], Advanced]
+"""What does one cycle of a run; `advance` is the one there is."""
 
 
 def advance(

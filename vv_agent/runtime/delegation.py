@@ -233,23 +233,24 @@ def _say(run: Run, position: int, query: SubTaskQuery) -> dict[str, str]:
     (name,) = query.task_ids
     task, message = run.children.tasks.get(name), query.message or ""
     if task is None:
-        raise ToolError(f"Sub-task {name} not found.", "sub_task_not_found", task_id=name)
+        raise ToolError(f"Sub-task {name} not found.", "sub_task_not_found", details={"task_id": name})
     if task["status"] != AgentStatus.WAIT_USER and _steer(run, position, task, message):
         return {"action": "message_queued", "previous_status": RUNNING}
     status = task["status"]
     if status == AgentStatus.MAX_CYCLES:
         text = f"Sub-task {name} reached max cycles and cannot continue."
-        raise ToolError(text, "sub_task_max_cycles_reached", task_id=name)
+        raise ToolError(text, "sub_task_max_cycles_reached", details={"task_id": name})
     child = SubRun(run.engine.store, task["key"])
     slot = task["slot"]
     if not child.exists or task["node"] != run.body.node:  # it worked for an agent that handed over
-        raise ToolError(f"Sub-task {name} session is not attached.", "sub_task_session_not_ready", task_id=name)
+        text = f"Sub-task {name} session is not attached."
+        raise ToolError(text, "sub_task_session_not_ready", details={"task_id": name})
     refused = start(run, position, 0, Work(
         slot, task["agent"], name, message, (child.blobs.get("work") or {}).get("exclude"), child.history(),
         child.state,
     ))  # fmt: skip
     if refused is not None:
-        raise ToolError(refused["message"], "sub_task_continue_failed", task_id=name)
+        raise ToolError(refused["message"], "sub_task_continue_failed", details={"task_id": name})
     if status == AgentStatus.WAIT_USER:  # what it waits for is moot
         run.children.posts.append((task["key"], _over(run, "The work goes on with another message.")))
     return {"action": "continued", "previous_status": status}

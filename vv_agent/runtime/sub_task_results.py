@@ -111,7 +111,7 @@ def _row(run: Run, name: str, query: SubTaskQuery) -> dict[str, Any]:
     row |= {"task_description": child.task, "parent_run_id": parent["run_id"], "parent_tool_call_id": parent["call_id"]}
     if task["status"] != RUNNING:
         outcome = child.outcome()
-        row |= {key: value for key, value in outcome.items() if value is not None and key not in row}
+        row |= {key: value for key, value in outcome.items() if value is not None and key not in (*row, "resolved")}
         if outcome["status"] == AgentStatus.WAIT_USER:
             row.pop("error_code", None)
     if query.detail_level == "snapshot":
