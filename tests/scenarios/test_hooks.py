@@ -122,6 +122,31 @@ def test_runtime_hooks_change_what_is_asked_said_and_done(bench: Bench) -> None:
     assert started == [True, False, True]
 
 
+class Forgetting(RuntimeHook):
+    """Leaves out of the history what is marked as chatter."""
+
+    def before_memory_compact(self, event: Any) -> Any:
+        SEEN["compact"] += 1
+        return [message for message in event.messages if "chatter" not in message.content]
+
+
+FORGETTING = Forgetting()
+
+
+def test_a_hook_decides_what_memory_keeps(bench: Bench) -> None:
+    shown: list[list[str]] = []
+
+    def ends(request: Any) -> str:
+        shown.append([message.content for message in request.messages if message.role != "system"])
+        return "done"
+
+    chatter = [Message("user", "chatter"), Message("assistant", "yes, chatter")]
+    result = bench.run(an_agent(hooks=[FORGETTING]), [ends], "Go.", initial_messages=chatter)
+    assert result.final_output == "done"
+    assert shown == [["Go."]]
+    assert SEEN["compact"] == 1
+
+
 class Cautious(AfterCycleHook):
     """Lets nothing be said twice, and wants to be told before the end."""
 

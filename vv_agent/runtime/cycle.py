@@ -21,6 +21,7 @@ from vv_agent.runtime import (
     extensions,
     guards,
     handoff,
+    hooks,
     journal,
     memory,
     model_call,
@@ -163,7 +164,7 @@ def _advance(run: Run) -> Decision:
     _account(run, Account.begin)
     if run.turn is None:
         _account(run, Account.before_model)
-        memory.keep_within(run)
+        memory.keep_within(run, hooks.before_compact(run))
         try:
             _prepare(run)
         except Exception as error:  # the host's own function

@@ -105,12 +105,17 @@ def orchestrator(run: Run) -> ToolOrchestrator:
 # Runtime hooks.
 
 
-def before_compact(run: Run, messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages to compact."""
-    for hook in _having(run, "before_memory_compact"):
-        found = _ask(run, hook.before_memory_compact, HookEvent(**_seen(run, messages)), (list, tuple))
-        messages = messages if found is None else found
-    return messages
+def before_compact(run: Run) -> Callable[[Sequence[Message]], Sequence[Message]] | None:
+    """What hooks make of the messages before memory looks at them; None without such hooks."""
+    hooks = _having(run, "before_memory_compact")
+
+    def rewrite(messages: Sequence[Message]) -> Sequence[Message]:
+        for hook in hooks:
+            found = _ask(run, hook.before_memory_compact, HookEvent(**_seen(run, messages)), (list, tuple))
+            messages = messages if found is None else found
+        return messages
+
+    return rewrite if hooks else None
 
 
 def before_llm(run: Run) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]]]:
