@@ -19,7 +19,6 @@ PLACES = "the import paths runtime.backends and runtime.stores (DESIGN 10); back
 RECORD = "the record is ours (DESIGN 10): vv_agent.checkpoint.Head and Snapshot"
 
 HANDOFFS: Later = ("control", "hand-offs and sub-agents are not built yet")
-LOGS: Later = ("control", "log previews and dumps are not built yet")
 RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
 TOOLS: Later = ("tools", "the other tools and workspaces are not built yet")
 
@@ -33,7 +32,6 @@ SURFACES: dict[str, Later] = {}
 """Objects that are not built yet."""
 MEMBERS: dict[Later, str] = {
     HANDOFFS: "run_config.sub_task_manager",
-    LOGS: "run_config.log_preview_chars run_config.debug_dump_dir",
 }
 
 

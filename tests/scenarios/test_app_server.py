@@ -27,7 +27,7 @@ from vv_agent.app_server.rpc import encode, request
 from vv_agent.checkpoint.config import CheckpointConfig
 from vv_agent.checkpoint.store import open_store
 from vv_agent.errors import StoreError
-from vv_agent.testing import FakeClock, ScriptedProvider, call
+from vv_agent.testing import FakeClock, ScriptedProvider, call, calls
 
 GATE = threading.Event()
 
@@ -43,6 +43,13 @@ def wait_for_gate() -> str:
     """Wait."""
     assert GATE.wait(30)
     return "open"
+
+
+@function_tool
+def hold() -> str:
+    """Wait, with an effect that must not be had twice."""
+    assert GATE.wait(30)
+    return "held"
 
 
 @function_tool(idempotency="supported")
@@ -137,6 +144,55 @@ def test_a_second_interrupt_is_answered_too(place: dict[str, Any]) -> None:
         done = served.next("turn/completed")
         assert (done["status"], done["completionReason"], done["error"]) == ("failed", "cancelled", "enough")
         assert refused(served.client.interrupt_turn, {"threadId": thread_id}).rpc_code == -32030
+
+
+def test_a_steer_is_read_before_the_next_model_call_and_skips_what_was_not_begun(place: dict[str, Any]) -> None:
+    def heard(request: Any) -> str:
+        skipped = [message.content for message in request.messages if message.role == "tool"][-1]
+        return f"{request.messages[-1].content} {skipped}"
+
+    steps = [calls(("hold", {}), ("hold", {})), heard]
+    with Served(steps, [hold], **place) as served:
+        thread_id = served.thread()
+        turn_id = served.turn(thread_id)
+        served.next("item/started", type="toolCall")
+        words = {
+            "threadId": thread_id,
+            "expectedTurnId": turn_id,
+            "input": [{"type": "text", "text": "The other one."}],
+        }
+        assert served.client.steer_turn(words) == {"threadId": thread_id, "turnId": turn_id, "queued": True}
+        wrong = {**words, "expectedTurnId": "turn_99"}
+        assert refused(served.client.steer_turn, wrong).rpc_code == -32031
+        GATE.set()
+        said = served.next("turn/completed")["finalOutput"]
+        assert said.startswith("The other one.")
+        assert "Tool skipped due to queued steering message." in said
+        began = [item for item in items(served.read(thread_id), "toolCall") if item["status"] == "started"]
+        assert len(began) == 1
+        assert refused(served.client.steer_turn, words).rpc_code == -32030
+
+
+def test_what_an_agent_below_asks_is_asked_of_the_client(place: dict[str, Any]) -> None:
+    below = Agent(
+        name="pilot", instructions="Fly.", tools=[launch], no_tool_policy=NoToolPolicy.FINISH,
+    )  # fmt: skip
+
+    def play(request: Any) -> Any:
+        if "Fly." in str(request.messages[0].content):
+            return call("launch", {"pad": "A"}) if request.turn == 0 else "flown"
+        return call("fly", {"task_description": "now"}) if request.turn == 0 else "Done."
+
+    with Served([play] * 4, [below.as_tool(name="fly", description="Fly.")], **place) as served:
+        thread_id = served.thread()
+        served.turn(thread_id)
+        asked = served.next("approval/request")
+        assert (asked["toolName"], asked["arguments"]) == ("launch", {"pad": "A"})
+        served.client.resolve_approval({"requestId": asked["requestId"], "decision": "allow"})
+        served.next("approval/resolved", decision="allow")
+        assert served.next("turn/completed")["finalOutput"] == "Done."
+        kinds = [item["type"] for item in served.read(thread_id)["items"] if item["status"] == "completed"]
+        assert kinds == ["userMessage", "approval", "toolCall", "agentMessage"]
 
 
 def test_follow_ups_run_in_order_and_only_after_a_completed_turn(place: dict[str, Any]) -> None:

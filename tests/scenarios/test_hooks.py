@@ -122,29 +122,20 @@ def test_runtime_hooks_change_what_is_asked_said_and_done(bench: Bench) -> None:
     assert started == [True, False, True]
 
 
-class Forgetting(RuntimeHook):
-    """Leaves out of the history what is marked as chatter."""
+def test_a_hook_may_shorten_the_history_before_memory_looks_at_it(tmp_path: Path) -> None:
+    class Forgets(RuntimeHook):
+        def before_memory_compact(self, event: Any) -> list[Message]:
+            return [message for message in event.messages if "forget" not in message.content]
 
-    def before_memory_compact(self, event: Any) -> Any:
-        SEEN["compact"] += 1
-        return [message for message in event.messages if "chatter" not in message.content]
-
-
-FORGETTING = Forgetting()
-
-
-def test_a_hook_decides_what_memory_keeps(bench: Bench) -> None:
-    shown: list[list[str]] = []
-
-    def ends(request: Any) -> str:
-        shown.append([message.content for message in request.messages if message.role != "system"])
+    def remembers(request: Any) -> str:
+        SEEN.update(message.content for message in request.messages)
         return "done"
 
-    chatter = [Message("user", "chatter"), Message("assistant", "yes, chatter")]
-    result = bench.run(an_agent(hooks=[FORGETTING]), [ends], "Go.", initial_messages=chatter)
-    assert result.final_output == "done"
-    assert shown == [["Go."]]
-    assert SEEN["compact"] == 1
+    config = {"no_tool_policy": NoToolPolicy.CONTINUE, "max_cycles": 2}
+    host = Host(MemoryStore(), tmp_path, checkpoint=None, agent={"hooks": [Forgets()]}, config=config)
+    host.run(["forget this", remembers])
+    assert "forget this" not in SEEN
+    assert "Continue working on the task." in SEEN
 
 
 class Cautious(AfterCycleHook):
@@ -228,6 +219,24 @@ def test_an_output_of_another_type_is_raised_after_the_end_is_stored(bench: Benc
     look = bench.store.look("typed")
     assert look is not None
     assert (look.head.state, look.head.status) == ("ended", "completed")
+
+
+def test_a_resumed_run_gives_a_value_too(tmp_path: Path) -> None:
+    class Local(BaseModel):
+        number: int
+
+    runner = Runner(model_provider=QueueProvider([asks("shout", arguments={"text": "a"}), '{"number": 4}']))
+    waiting = runner.run_sync(an_agent(shout, output_type=Local), "Go.")
+    assert waiting.final_output == "Approval required for tool shout."
+    state = waiting.into_state()
+    state.approve(state.pending_approval_ids()[0])
+    assert runner.resume(state).final_output == Local(number=4)
+
+
+def test_another_process_gives_the_value_if_it_may_load_the_type(bench: Bench) -> None:
+    """What `attach` and `resume` read of a run that ended."""
+    bench.run(an_agent(output_type=Answer), ['{"number": 4}'], key="k")
+    assert bench.runner([]).resume("k", store=bench.store).final_output == Answer(number=4)
 
 
 class NoSecrets(InputGuardrail):

@@ -63,8 +63,8 @@ class Projection:
     arguments: dict[str, Json] = field(default_factory=dict)
 
     def show(self, event: RunEvent) -> Shown | None:
-        """None for an event that clients do not see; those of child runs are among them."""
-        if event.parent_run_id is not None:
+        """None for an event that clients do not see. Of runs below the turn's, they see what somebody must decide."""
+        if event.parent_run_id is not None and not isinstance(event, ApprovalRequestedEvent | ApprovalResolvedEvent):
             return None
         match event:
             case RunStartedEvent():

@@ -45,6 +45,11 @@ class Outbox:
         self._full_since: float | None = None
         self._closed = False
 
+    @property
+    def over(self) -> bool:
+        """It is closed, and everything was given out."""
+        return self._closed and not self._lines
+
     def put(self, line: bytes) -> None:
         with self._changed:
             if self._closed:
@@ -133,7 +138,12 @@ class OutgoingRouter:
     def receive(self, connection: str, timeout: float | None = None) -> bytes | None:
         """The next line for a connection; None when it is closed and has no more, or after `timeout` seconds."""
         box = self._boxes.get(connection)
-        return None if box is None else box.get(timeout)
+        line = None if box is None else box.get(timeout)
+        if box is not None and box.over:
+            with self._lock:
+                if self._boxes.get(connection) is box:
+                    del self._boxes[connection]
+        return line
 
     def wait_for_room(self, connections: Iterable[str], timeout: float | None = None) -> bool:
         boxes = [box for name in connections if (box := self._boxes.get(name)) is not None]

@@ -155,10 +155,6 @@ class MessageProcessor:
                 turn.handle.cancel("The server stopped.")
         self._lanes.close()
 
-    def close_store(self) -> None:
-        if self._threads is not None:
-            self._threads.store.close()
-
     def _active(self) -> list[ActiveTurn]:
         return self._threads.active() if self._threads is not None else []
 
@@ -171,6 +167,9 @@ class MessageProcessor:
                 self._initialize(connection, message.id, params)
                 return
             lane = METHODS[message.method].lane
+            if lane == "connection":
+                self._answer(connection, message, params)
+                return
             name = f"thread {getattr(params, 'thread_id', '')}" if lane == "thread" else lane
             if not room or self._lanes.pending >= self._capacity:
                 raise RpcError(OVERLOADED, "Server overloaded; retry later.")

@@ -64,7 +64,7 @@ class Threads:
     @contextmanager
     def at(self, thread_id: str, *, archived: bool = False) -> Iterator[tuple[LiveThread, AppThread]]:
         """A thread under its lock, read again. `RpcError` if there is none, or it is archived."""
-        if self.store.thread(thread_id) is None:
+        if thread_id not in self._live and self.store.thread(thread_id) is None:
             raise RpcError(THREAD_NOT_FOUND, f"there is no thread {thread_id[:200]!r}")
         with self._lock:
             live = self._live.setdefault(thread_id, LiveThread(thread_id))

@@ -45,7 +45,9 @@ from vv_agent.checkpoint.config import validate_key
 from vv_agent.checkpoint.record import Head
 from vv_agent.errors import CheckpointError, StoreError
 from vv_agent.events import ApprovalRequestedEvent, ApprovalResolvedEvent, RunEvent
+from vv_agent.results import AgentStatus
 from vv_agent.run_handle import RunHandle
+from vv_agent.runtime.patience import patiently
 
 INTERRUPTED = "turn interrupted"
 LOST = "the server stopped before the turn ended"
@@ -107,7 +109,7 @@ class Turns:
             answer = TurnStartResponse(thread_id=live.thread_id, turn_id=active.turn_id, status="running")
             live.subscribers[connection] = None
             self._router.respond(connection, request_id, answer)
-            self._run(live, active)
+            self._run(live, thread, active)
 
     def resume(self, connection: str, request_id: RequestId, params: TurnResumeParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
@@ -126,7 +128,7 @@ class Turns:
                 active = self._take_up(live, record, plan, look.head, connection)
                 live.subscribers[connection] = None
                 self._router.respond(connection, request_id, _running(active.turn, look.head))
-                self._run(live, active)
+                self._run(live, thread, active)
 
     def interrupt(self, connection: str, request_id: RequestId, params: TurnInterruptParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
@@ -139,8 +141,7 @@ class Turns:
     def steer(self, connection: str, request_id: RequestId, params: TurnMessageParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
             active = _active(live, params.expected_turn_id)
-            handle: Any = active.handle
-            handle.steer(text_of(params.input))
+            active.handle.steer(text_of(params.input))
             answer = TurnQueuedResponse(thread_id=live.thread_id, turn_id=active.turn_id, queued=True)
             self._router.respond(connection, request_id, answer)
 
@@ -177,7 +178,7 @@ class Turns:
         look = None if plan.store is None else plan.store.look(record.checkpoint_key)
         if look is None:
             raise RpcError(INTERNAL_ERROR, f"there is no checkpoint {record.checkpoint_key!r}")
-        self._run(live, self._take_up(live, record, plan, look.head, None))
+        self._run(live, thread, self._take_up(live, record, plan, look.head, None))
 
     def _completed_last(self, thread_id: str) -> bool:
         ended = [turn for turn in self._store.page(thread_id, 0, 1).turns if turn.completed_at is not None]
@@ -228,10 +229,8 @@ class Turns:
         live.active = ActiveTurn(record, plan, handle, asking, view, resumed)
         return live.active
 
-    def _run(self, live: LiveThread, active: ActiveTurn) -> None:
+    def _run(self, live: LiveThread, thread: AppThread, active: ActiveTurn) -> None:
         """Say that the turn runs, and follow it."""
-        thread = self._store.thread(live.thread_id)
-        assert thread is not None
         self._threads.set_status(thread, "running")
         self._threads.tell_status(live, "running")
         self._threads.tell(live, "turn/started", TurnStarted(
@@ -253,6 +252,11 @@ class Turns:
         try:
             result = active.handle.result()
             look = active.plan.store.look(active.handle.checkpoint_key) if active.plan.store is not None else None
+            if (
+                result.status is AgentStatus.RUNNING
+            ):  # this process stops and gave the run back: the next one takes it up
+                live.active = None
+                return
             status, outcome = outcome_of(result, look.head if look else None)
         except BaseException as error:  # whatever stopped the run: its turn is over
             problem = str(error) or type(error).__name__
@@ -319,7 +323,8 @@ class Turns:
     def _end(self, live: LiveThread, active: ActiveTurn, status: TurnStatus, outcome: Outcome) -> None:
         try:
             self._drop_approvals(live, active, "turn ended")
-            self._store.put_turn(self._ended(active.record, status, outcome))
+            ended = self._ended(active.record, status, outcome)
+            patiently(lambda: self._store.put_turn(ended))
             if (thread := self._store.thread(live.thread_id)) is not None:
                 self._threads.set_status(thread, "idle")
         except StoreError as error:  # clients hear the end all the same; the next server reads it from the run
@@ -343,7 +348,7 @@ class Turns:
         turn = queued[0].turn.model_copy(update={"status": "running", "started_at": self._clock()})
         record = replace(queued[0], turn=turn)
         try:
-            self._run(live, self._begin(live, thread, record, owner))
+            self._run(live, thread, self._begin(live, thread, record, owner))
         except Exception as error:
             problem = error.message if isinstance(error, RpcError) else str(error)
             self._store.put_turn(self._ended(record, "failed", Outcome(error=problem)))

@@ -105,17 +105,19 @@ def orchestrator(run: Run) -> ToolOrchestrator:
 # Runtime hooks.
 
 
-def before_compact(run: Run) -> Callable[[Sequence[Message]], Sequence[Message]] | None:
+def rewriting(run: Run) -> Callable[[Sequence[Message]], Sequence[Message]] | None:
     """What hooks make of the messages before memory looks at them; None without such hooks."""
     hooks = _having(run, "before_memory_compact")
 
-    def rewrite(messages: Sequence[Message]) -> Sequence[Message]:
+    def rewritten(messages: Sequence[Message]) -> Sequence[Message]:
         for hook in hooks:
             found = _ask(run, hook.before_memory_compact, HookEvent(**_seen(run, messages)), (list, tuple))
-            messages = messages if found is None else found
+            if found is not None and not all(isinstance(message, Message) for message in found):
+                raise HookFailed(HOOK_CODE, f"{_named(hook.before_memory_compact)} gave something that is no Message")
+            messages = messages if found is None else [Message.from_wire(storable(m.to_wire())) for m in found]
         return messages
 
-    return rewrite if hooks else None
+    return rewritten if hooks else None
 
 
 def before_llm(run: Run) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]]]:
@@ -188,13 +190,15 @@ def before_tool_call(run: Run, position: int, context: Callable[[], ToolContext]
     return ToolExecutionResult.from_wire(found) if found else None
 
 
-def after_tool_call(run: Run, position: int, context: ToolContext, result: ToolExecutionResult) -> ToolExecutionResult:
+def after_tool_call(
+    run: Run, position: int, context: Callable[[], ToolContext], result: ToolExecutionResult
+) -> ToolExecutionResult:
     """The result that is stored. When a hook fails, the tool's own is withheld (the hook may have had to take something
     out of it) and the run fails once the batch is settled."""
     assert run.turn is not None
     call = run.turn.call(position)
     for hook in _having(run, "after_tool_call"):
-        event = AfterToolCallEvent(**_seen(run, run.transcript.messages), call=call, context=context, result=result)
+        event = AfterToolCallEvent(**_seen(run, run.transcript.messages), call=call, context=context(), result=result)
         try:
             given = _checked(awaited(hook.after_tool_call(event)), ToolExecutionResult)
         except (Exception, SystemExit) as error:

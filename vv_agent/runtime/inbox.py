@@ -188,6 +188,8 @@ def reconcile_signal(
 
 
 def answer_signal(signal_id: str, text: str) -> Signal:
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError("answer_invalid", f"an answer is a text that is not blank, not {text!r}")
     return Signal(signal_id, "answer", pack({"input": clean(text)}))
 
 

@@ -109,10 +109,12 @@ def keep_within(run: Run, rewrite: Rewrite | None = None) -> None:
         return
     work = _Pass(run, 0)
     messages = run.transcript.messages
-    shown = list(messages if rewrite is None else rewrite(tuple(messages)))
-    length = work.count(shown) if shown != messages else work.tokens(run.transcript.estimated)
-    shown = work.extracted(shown, length)
+    given = messages if rewrite is None else rewrite(messages)
+    length = work.tokens(run.transcript.estimated) if given is messages else work.count(given)
     trigger = work.trigger(length)
+    if given is messages and trigger is None and work.session is None:  # a copy would cost more with every cycle
+        return
+    shown = work.extracted(list(given), length)
     if trigger is None:
         work.settle(shown, Compaction(tuple(shown)))
     else:
@@ -316,5 +318,5 @@ class _Pass:
             if result is not None:
                 results[name] = storable(result.metadata)
         said = {"memory_provider_results": results, "memory_provider_errors": errors}
-        kept = {name: value for name, value in said.items() if value}
+        kept = storable({name: value for name, value in said.items() if value})
         run.tell(emitted._replace(fields={**fields, "metadata": kept}) if kept else emitted)
