@@ -26,6 +26,7 @@ from vv_agent import (
 )
 from vv_agent.checkpoint.extensions import extension_entry_size
 from vv_agent.checkpoint.memory import MemoryStore
+from vv_agent.cli.app_server import default_agent
 from vv_agent.config import effective_config
 from vv_agent.errors import VVAgentError
 from vv_agent.events import RunEvent
@@ -47,13 +48,7 @@ def missing(fields: list[str]) -> list[str]:
 
 
 CONTROLS = {control["capability"]: control for control in FIXTURE["per_run_controls"]}
-CASES = Cases(
-    "run_config_controls.json",
-    pending={
-        "control/sub_task_manager": ("control", "a manager of sub-tasks that the host brings"),
-        "app_server_defaults": ("app server", "its own defaults"),
-    },
-)
+CASES = Cases("run_config_controls.json")
 
 
 @pytest.mark.parametrize("name", FIXTURE["framework_defaults"])
@@ -65,7 +60,11 @@ def test_the_default_of_an_option(name: str) -> None:
 
 
 def test_the_app_server_has_defaults_of_its_own() -> None:
-    CASES.show("app_server_defaults")
+    with CASES.run("app_server_defaults"):
+        wanted, agent = FIXTURE["app_server_defaults"], default_agent()
+        assert (agent.max_cycles, agent.name, agent.instructions) == (
+            wanted["max_cycles"], wanted["agent_name"], wanted["instructions"],
+        )  # fmt: skip
 
 
 def bounded(name: str, value: int, folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.runs import Died, Host, Outcome, asks
 from tests.scenarios.conftest import Bench, an_agent
-from vv_agent import function_tool
+from vv_agent import CapabilityRef, Message, RuntimeHook, function_tool
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.identity import model_operation_id
 from vv_agent.checkpoint.memory import MemoryStore
@@ -22,7 +22,7 @@ from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.errors import ConfigError, LlmError
 from vv_agent.llm.base import ModelRequest, ModelResponse, UsageReport
 from vv_agent.memory import MemoryProvider
-from vv_agent.runtime.inbox import budget_signal, cancel_signal, reconcile_signal
+from vv_agent.runtime.inbox import budget_signal, cancel_signal, reconcile_signal, steer_signal
 from vv_agent.runtime.transcript import Transcript
 from vv_agent.sessions.sql import SqliteSession
 from vv_agent.testing import call, say
@@ -192,6 +192,48 @@ def test_a_signal_that_comes_during_a_summary_is_kept(store: CheckpointStore, tm
     assert head is not None
     assert not head.signals
     assert outcome.ok.raw_result.budget_usage is not None
+
+
+def test_a_steer_that_comes_during_a_summary_is_said_to_the_model_after_it(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    def steered(request: ModelRequest) -> ModelResponse:
+        store.post("case-key", steer_signal("now", "Count the goats too."))
+        return summarises(request)
+
+    def hears(request: ModelRequest) -> str:
+        assert [message.role for message in request.messages] == ["system", "user", "user"]
+        assert request.messages[2].content == "Count the goats too."
+        return "done"
+
+    complete(host(store, tmp_path).run([*steps(3), steered, hears]))
+
+
+def test_a_hook_may_change_what_is_compacted(store: CheckpointStore, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Keeps(RuntimeHook):
+        def before_memory_compact(self, event: Any) -> list[Message] | None:
+            seen.append(len(event.messages))
+            return [*event.messages[:2], *event.messages[-2:]] if len(event.messages) > 6 else None
+
+    there = host(store, tmp_path)
+    there.checkpoint = {**RETRY, "capability_refs": {"runtime_hook:0": CapabilityRef(id="tests.keeps", version="1")}}
+    outcome = there.run([*steps(3), "done"], hooks=[Keeps()])
+    complete(outcome)
+    assert seen == [2, 4, 6, 8]
+    assert compactions(outcome) == []
+    assert len(outcome.ok.raw_result.messages) == 5
+
+
+def test_a_hook_that_gives_no_messages_fails_the_run(store: CheckpointStore, tmp_path: Path) -> None:
+    class Wrong(RuntimeHook):
+        def before_memory_compact(self, event: Any) -> Any:
+            return ["no message"]
+
+    there = host(store, tmp_path)
+    there.checkpoint = {**RETRY, "capability_refs": {"runtime_hook:0": CapabilityRef(id="tests.wrong", version="1")}}
+    assert there.run(["done"], hooks=[Wrong()]).code == "runtime_hook_failed"
 
 
 def test_a_cancel_that_comes_during_a_summary_ends_the_run_with_its_history(

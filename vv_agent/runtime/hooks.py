@@ -112,7 +112,9 @@ def rewriting(run: Run) -> Callable[[Sequence[Message]], Sequence[Message]] | No
     def rewritten(messages: Sequence[Message]) -> Sequence[Message]:
         for hook in hooks:
             found = _ask(run, hook.before_memory_compact, HookEvent(**_seen(run, messages)), (list, tuple))
-            messages = messages if found is None else found
+            if found is not None and not all(isinstance(message, Message) for message in found):
+                raise HookFailed(HOOK_CODE, f"{_named(hook.before_memory_compact)} gave something that is no Message")
+            messages = messages if found is None else [Message.from_wire(storable(m.to_wire())) for m in found]
         return messages
 
     return rewritten if hooks else None

@@ -80,7 +80,8 @@ def run_tools(run: Run) -> Stop | None:
     `journal.Unresolved` when nobody can tell.
     """
     while True:
-        _settle_children(run)
+        if run.children.tasks:
+            _settle_children(run)
         pending = _pending(run)
         if not pending and not run.children.waits:
             return None
@@ -306,7 +307,7 @@ def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
         _wait(run, running, batch)
     except RunCancelled:
         for one in running:
-            if one.over:
+            if one.over and one.state.tasks.asked is None:
                 _finish(run, one)
             else:
                 _complete(run, one.prepared.position, one.cut_off())
