@@ -122,9 +122,8 @@ def opened(kind: str, tmp_path: Path, server: RedisServer) -> Iterator[Checkpoin
     if kind == "postgres":
         if servers.postgres_url() is None:
             pytest.skip(servers.MISSING["postgres"])
-        with servers.postgres_schema() as url:
-            with closing(open_store(url)) as store:
-                yield store
+        with servers.postgres_schema() as url, closing(open_store(url)) as store:
+            yield store
         return
     url = server.url(database()) if kind == "redis" else f"sqlite:///{tmp_path}/there.db"
     with closing(open_store("memory://" if kind == "memory" else url)) as store:
