@@ -3,6 +3,7 @@
 # (index, proxy, certificates) holds. Later calls need no network.
 
 PYTHON ?= python3
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -28,7 +29,7 @@ demo: $(VENV)/.base
 test: $(VENV)/.dev
 	@test -e $(VENV)/.model || $(MAKE) --no-print-directory $(VENV)/.model \
 		|| echo "The small model's packages could not be installed (see above); its tests are left out."
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

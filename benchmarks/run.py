@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks import cluster, cycles, processes, search
+from benchmarks import cluster, cycles, memory, processes, search
 from benchmarks.figures import Figure, show, write
 
 Measure = Callable[[], list[Figure]]
@@ -26,6 +26,7 @@ def measures(*, quick: bool, postgres: str | None) -> dict[str, Measure]:
         "store": lambda: _both(lambda form: cycles.store_cost(n, rounds, form)),
         "large_file": cycles.large_file,
         "growth": lambda: _both(lambda form: cycles.growth(long, long_rounds, form)),
+        "memory": lambda: memory.measure(60 if quick else 500),
         "imports": lambda: processes.imports(1 if quick else 9),
         "workers": lambda: processes.workers(4 if quick else 100),
         "latency": lambda: processes.latency(2 if quick else 30),

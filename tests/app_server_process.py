@@ -30,7 +30,7 @@ SCRIPTS: dict[str, tuple[list[Any], float]] = {
     "answer": ([lambda request: f"You said: {request.messages[-1].content}"], 0.0),
     "tool": ([call("note", {"text": "a"}), "Done."], 0.0),
     "launch": ([call("launch", {"pad": "A"}), "Launched."], 0.0),
-    "long": (["word " * 20_000], 0.0),
+    "long": (["word " * 4_000], 0.0),
     "slow": ([call("note", {"text": "a"}), call("note", {"text": "b"}), call("note", {"text": "c"}), "Done."], 0.6),
 }
 

@@ -9,7 +9,7 @@ import time
 
 from vv_agent import Agent, ExecutionMode, NoToolPolicy, RunConfig, Runner, build_default_registry, function_tool
 from vv_agent.budget import RunBudgetLimits
-from vv_agent.testing import ScriptedProvider, call
+from vv_agent.testing import ScriptedProvider, call, calls
 
 
 @function_tool
@@ -43,6 +43,7 @@ def pay(amount: int) -> str:
 
 careful = Agent(name="careful", instructions="Pay.", tools=[pay], no_tool_policy=NoToolPolicy.FINISH)
 careful_models = ScriptedProvider([call("pay", {"amount": 5}), "Paid."])
+generous, generous_models = careful, ScriptedProvider([calls(("pay", {"amount": 5}), ("pay", {"amount": 7})), "Paid."])
 LIMITS = {"thrifty": RunBudgetLimits(max_tool_calls=0)}
 
 
@@ -54,7 +55,7 @@ def main() -> None:
     runner = Runner(model_provider=getattr(jobs, f"{job}_models"))
     config = RunConfig(checkpoint_key=key, execution_mode=mode, budget_limits=LIMITS.get(job))
     handle = runner.start(getattr(jobs, job), "Go.", run_config=config)
-    if job == "careful":  # its starter leaves while it waits
+    if getattr(jobs, job) is jobs.careful:  # its starter leaves while it waits
         next(event for event in handle.events() if event.type == "approval_requested")
         time.sleep(0.3)
         os._exit(0)

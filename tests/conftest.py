@@ -7,17 +7,28 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests import matrix, servers
-from tests.matrix import pytest_itemcollected, pytest_runtest_logreport, pytest_sessionfinish  # noqa: F401 - hooks
+from tests import matrix, parallel, servers
+from tests.matrix import pytest_itemcollected, pytest_runtest_logreport  # noqa: F401 - hooks
 from tests.redis_server import RedisServer, any_redis
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.store import CheckpointStore, open_store
 from vv_agent.testing import FakeClock
 
 STORES = ("memory", "sqlite", "postgres", "redis")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    parallel.hand_over(session.config)
+    matrix.finish(session)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    parallel.take_over(node)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

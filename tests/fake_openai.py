@@ -41,6 +41,8 @@ class Received:
     headers: Mapping[str, str]
     body: Any
     on_connection: int
+    raw: bytes = b""
+    """The body as it came in."""
 
     @property
     def model(self) -> str:
@@ -126,14 +128,16 @@ class Exchange:
         """End the stream as HTTP wants it; the connection stays."""
         self._handler.wfile.write(b"0\r\n\r\n")
 
-    def stream(self, deltas: Iterable[dict[str, Any]], finish: str | None = "stop") -> None:
+    def stream(
+        self, deltas: Iterable[dict[str, Any]], finish: str | None = "stop", usage: Mapping[str, Any] = USAGE
+    ) -> None:
         """A whole answer: the deltas, the finish reason, the usage (if it was asked for), the end mark."""
         self.begin()
         self.send(*map(chunk, deltas))
         if finish is not None:
             self.send(chunk({}, finish))
         if (self.received.body.get("stream_options") or {}).get("include_usage"):
-            self.send({"id": "c", "choices": [], "usage": USAGE})
+            self.send({"id": "c", "choices": [], "usage": dict(usage)})
         self.send("[DONE]")
         self.end()
 
@@ -518,7 +522,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             body = data.decode("utf-8", "replace")
         headers = {name.lower(): value for name, value in self.headers.items()}
-        received = Received(self.path, headers, body, self._count)
+        received = Received(self.path, headers, body, self._count, data)
         exchange = Exchange(self, received, self.fake.record(received))
         play = SCENARIOS.get(received.model)
         if not self.path.endswith("/v1/chat/completions") or play is None:

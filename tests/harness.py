@@ -19,7 +19,7 @@ from tests import effects
 from tests.effects import Effect
 from tests.jobs import PROVIDER, agent
 from tests.spawner import Spawner, Started
-from vv_agent import NoToolPolicy, RunConfig, Runner
+from vv_agent import Agent, NoToolPolicy, RunConfig, Runner
 from vv_agent.checkpoint.record import Head
 from vv_agent.checkpoint.store import CheckpointStore, open_store
 from vv_agent.dispatch.celery import CeleryDispatcher
@@ -101,12 +101,20 @@ class World:
 
     # Runs.
 
-    def submit(self, key: str, text: str, policy: NoToolPolicy = NoToolPolicy.FINISH, **config: Any) -> RunHandle:
-        """Start a distributed run that only workers advance."""
+    def submit(
+        self,
+        key: str,
+        text: str,
+        policy: NoToolPolicy = NoToolPolicy.FINISH,
+        *,
+        who: Agent | None = None,
+        **config: Any,
+    ) -> RunHandle:
+        """Start a distributed run that only workers advance; of `who`, else of the agent of all jobs."""
         dispatcher = CeleryDispatcher(self.broker) if self.broker else StoreDispatcher(self.store)
         backend = DistributedBackend(dispatcher, fallback=False)
         return self.runner.start(
-            agent(policy), text, run_config=RunConfig(checkpoint_key=key, execution_backend=backend, **config)
+            who or agent(policy), text, run_config=RunConfig(checkpoint_key=key, execution_backend=backend, **config)
         )
 
     def create(self, texts: dict[str, str], policy: NoToolPolicy) -> None:

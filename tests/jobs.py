@@ -12,15 +12,27 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests import effects
 from vv_agent import (
+    AfterCycleDecision,
+    AfterCycleHook,
+    AfterCycleSnapshot,
     Agent,
+    AgentResult,
     ExecutionMode,
+    GuardrailResult,
     NoToolPolicy,
+    OutputGuardrail,
+    OutputRepairRequest,
+    OutputValidation,
+    OutputValidationContext,
+    OutputValidationResult,
     RunConfig,
+    RunContext,
     Runner,
     SubAgentConfig,
     ToolContext,
@@ -132,6 +144,40 @@ def lead() -> Agent:
         name="lead", instructions="Lead.", tools=[charge, finish], no_tool_policy=NoToolPolicy.FINISH,
         sub_agents={"clerk": clerk}, handoffs=[writer],
     )  # fmt: skip
+
+
+class Watcher(AfterCycleHook):
+    """Tells of each cycle, and lets nothing be charged after the first one."""
+
+    async def after_cycle(self, snapshot: AfterCycleSnapshot) -> AfterCycleDecision | None:
+        effects.tell("after_cycle", cycle=snapshot.cycle_index)
+        return AfterCycleDecision.go_on(disallow_tools=["charge"]) if snapshot.cycle_index == 1 else None
+
+
+class Signs(OutputGuardrail):
+    """Tells of an output, and signs it."""
+
+    def check(self, context: RunContext, result: AgentResult) -> GuardrailResult:
+        effects.tell("guardrail", run_id=context.run_id)
+        return GuardrailResult.allow(f"{result.final_answer}, sincerely")
+
+
+def long_enough(output: str, context: OutputValidationContext) -> OutputValidationResult:
+    return OutputValidationResult.ok() if len(output) > 20 else OutputValidationResult.fail("too_short")
+
+
+def lengthened(request: OutputRepairRequest) -> str:
+    effects.tell("repair")
+    return f"{request.invalid_output}, and so on"
+
+
+WATCHER, SIGNS = Watcher(), Signs()
+
+
+def checked_agent() -> Agent:
+    """The agent of jobs whose output is checked."""
+    validation = OutputValidation(validator=long_enough, repair=lengthened)
+    return replace(agent(), output_guardrails=[SIGNS], output_validation=validation)
 
 
 def plan(*steps: dict[str, Any]) -> str:

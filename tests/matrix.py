@@ -66,6 +66,22 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             _skipped[cell] = report.longrepr[2].removeprefix("Skipped: ")
 
 
+def noted() -> dict[str, list[Any]]:
+    """What this process counted, in a form that can be sent."""
+    return {
+        "outcomes": [(*cell, dict(counts)) for cell, counts in _outcomes.items()],
+        "skipped": [(*cell, why) for cell, why in _skipped.items()],
+    }
+
+
+def take(notes: dict[str, list[Any]]) -> None:
+    """Add what another process counted."""
+    for feature, backend, store, counts in notes["outcomes"]:
+        _outcomes.setdefault((feature, backend, store), Counter()).update(counts)
+    for feature, backend, store, why in notes["skipped"]:
+        _skipped[feature, backend, store] = why
+
+
 def rows() -> dict[str, dict[str, dict[str, str]]]:
     """Feature -> backend -> store -> what it came to."""
     return {
@@ -96,9 +112,11 @@ def is_whole(config: pytest.Config) -> bool:
     return folders <= {FILE.parent, FILE.parent.parent} and not config.option.keyword and not config.option.collectonly
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def finish(session: pytest.Session) -> None:
     """Write the file, and fail a run that lacks a cell it must have."""
-    if _outcomes and is_whole(session.config):
+    came_through = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not session.shouldfail
+    prints = not hasattr(session.config, "workeroutput")
+    if prints and _outcomes and came_through and is_whole(session.config):
         FILE.write_text(json.dumps(rows(), indent=1) + "\n", encoding="utf-8")
         if lacking() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -149,7 +149,7 @@ NEVER_LEAVE = {"run_cancelled", "worker_stopping", "reconciliation_required", "r
 _CODE = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+\Z")
 _CODE_FIRST = frozenset({
     "VVAgentError", "ConfigError", "SettingsError", "ReferenceInvalid", "CheckpointError", "CannotServe", "StoreError",
-    "EventStoreError", "PydanticCustomError", "_fault", "HookFailed",
+    "EventStoreError", "AppServerClientError", "PydanticCustomError", "_fault", "HookFailed",
 })  # fmt: skip
 _CODE_SECOND = frozenset({"ToolError", "failed"})
 

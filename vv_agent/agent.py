@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from vv_agent._facade import only_known
 from vv_agent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def trimmed(text: str) -> str:
     return text
 
 
+@only_known("agent_invalid")
 @dataclass(kw_only=True)
 class Agent:
     """An agent. Fields that are None are decided by the run, the runner or the framework, in this order.

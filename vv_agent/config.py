@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vv_agent._facade import only_known
 from vv_agent.agent import MAX_CYCLES, Agent, NoToolPolicy, check_max_cycles
 from vv_agent.errors import ConfigError
 
@@ -47,6 +49,7 @@ class ExecutionMode(StrEnum):
     DISTRIBUTED = "distributed"
 
 
+@only_known("run_config_invalid")
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Options of one run; an unset field is decided by the runner's default, the agent or the framework.
@@ -64,6 +67,8 @@ class RunConfig:
     called once, when the run starts, and gives the tools that stand before the agent's own (default:
     `build_default_registry`). `hooks` are `RuntimeHook`s, which follow the agent's, and `after_cycle_hooks` are
     `AfterCycleHook`s.
+    `log_preview_chars` writes a line of at most so many characters to the logger `vv_agent.run` for each durable event
+    seen here; `debug_dump_dir` is a folder that gets a file for each model call (not for runs of other processes).
     """
 
     model: ModelRef | str | None = None
@@ -98,6 +103,8 @@ class RunConfig:
     before_cycle_messages: BeforeCycleMessages | None = None
     interruption_messages: InterruptionMessages | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    log_preview_chars: int | None = None
+    debug_dump_dir: str | Path | None = None
     stream: Callable[[RunEvent], object] | None = None
     tracing: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_config: CheckpointConfig | None = None
@@ -116,15 +123,17 @@ class RunConfig:
             raise ConfigError(
                 "run_config_invalid", "give checkpoint_key or checkpoint_config, not both: the config has its own key"
             )
-        limit = self.max_context_chars
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-            raise ConfigError("run_config_invalid", f"max_context_chars {limit!r} must be a positive whole number")
+        for name in ("max_context_chars", "log_preview_chars"):
+            limit = getattr(self, name)
+            if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+                raise ConfigError("run_config_invalid", f"{name} {limit!r} must be a positive whole number")
         seconds = self.approval_timeout_seconds
         fits = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
         if seconds is not None and not fits:
             raise ConfigError("run_config_invalid", f"approval_timeout_seconds {seconds!r} must be a number above 0")
         if self.session is not None and (isinstance(self.session, type) or not _can(self.session, "get_items")):
             raise ConfigError("session_invalid", f"{self.session!r} is no Session; use e.g. SqliteSession(path, id)")
+        _check_kinds(self)
         object.__setattr__(self, "tracing", check_tracing(self.tracing))
         for name, method, example in _OBJECTS:
             value = getattr(self, name)
@@ -149,6 +158,23 @@ _OBJECTS = (
     ("event_store", "replay", "a RunEventStore, e.g. JsonlRunEventStore(path)"),
 )  # fmt: skip
 """Options that are objects, with a method each of them has."""
+
+
+def _check_kinds(config: RunConfig) -> None:
+    for name in ("context_providers", "checkpoint_extensions", "initial_messages"):
+        value = getattr(config, name)
+        if value is not None and not isinstance(value, list | tuple):
+            raise ConfigError("run_config_invalid", f"{name} must be a list, not {value!r}")
+    for name in ("metadata", "shared_state"):
+        if not isinstance(getattr(config, name), Mapping):
+            raise ConfigError("run_config_invalid", f"{name} must be a mapping, not {getattr(config, name)!r}")
+    check_workspace(config.workspace)
+
+
+def check_workspace(folder: str | Path | None) -> None:
+    """`ConfigError` for what names no folder."""
+    if folder is not None and not isinstance(folder, str | os.PathLike):
+        raise ConfigError("run_config_invalid", f"workspace must be the path of a folder, not {folder!r}")
 
 
 def check_tracing(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@
     │   └── RetryLater               the run: the provider named a time; park until then
     ├── ToolError                    the model: a tool failed; the text is its result
     │   └── ToolNotFoundError        the model or the developer: no tool of that name
-    └── EventStoreError              the run or the developer: an event store refused or is damaged
+    ├── EventStoreError              the run or the developer: an event store refused or is damaged
+    └── AppServerClientError         the client of an App Server: a request was refused or not answered
 
 Errors can be pickled: they cross processes. Foreign errors are mapped where the library is used, nowhere else.
 """

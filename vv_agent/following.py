@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import inspect
 import json
+import logging
 import threading
 import time
 import weakref
@@ -40,6 +41,7 @@ from vv_agent.runtime.program import Program
 from vv_agent.tracing import Tracer
 from vv_agent.usage import aggregate
 
+log = logging.getLogger("vv_agent.run")
 T = TypeVar("T")
 _LOOK = 0.25
 """Seconds between two looks whether a request that was shown is in the store."""
@@ -55,7 +57,7 @@ class Start:
         self.backend = backend
         self._run = admitted
         self._config = config
-        self._feed = WatchedFeed(config.stream, tracer_of(config, admitted.body))
+        self._feed = WatchedFeed(config.stream, tracer_of(config, admitted.body), config.log_preview_chars)
         self.handle = RunHandle(engine, dispatcher, admitted.key, admitted.run_id, self._feed)
         self._feed.desk = desk_for(config, self.handle, past=not backend.local)
 
@@ -263,12 +265,19 @@ def _request(event: ApprovalRequestedEvent) -> ApprovalRequest:
 
 
 class WatchedFeed(EventFeed):
-    """A feed that also calls the config's `stream` function, whose errors are its own, and has requests decided."""
+    """A feed that also calls the config's `stream` function, whose errors are its own, logs a line of at most `preview`
+    characters for each durable event, and has requests decided."""
 
-    def __init__(self, stream: Callable[[RunEvent], object] | None = None, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self,
+        stream: Callable[[RunEvent], object] | None = None,
+        tracer: Tracer | None = None,
+        preview: int | None = None,
+    ) -> None:
         super().__init__()
         self._stream = stream
         self._tracer = tracer
+        self._preview = preview
         self.desk: Desk | None = None
 
     def put(self, event: RunEvent) -> None:
@@ -277,6 +286,8 @@ class WatchedFeed(EventFeed):
             self._tracer.put(event)
         if self.desk is not None:
             self.desk.see(event)
+        if self._preview is not None and event.type not in eventlog.LIVE_ONLY:
+            log.info("%s", _line(event)[: self._preview])
         if self._stream is not None:
             try:
                 self._stream(event)
@@ -293,6 +304,14 @@ def tracer_of(config: RunConfig | None, body: Body) -> Tracer | None:
     """Who tells the config's trace sinks of a run that this process follows."""
     sinks = config.tracing.get("sink") if config is not None else None
     return Tracer(sinks, body.workflow_name) if sinks else None
+
+
+_ENVELOPE = ("version", "type", "event_id", "run_id", "trace_id", "created_at")
+
+
+def _line(event: RunEvent) -> str:
+    fields = {name: value for name, value in event.to_wire().items() if name not in _ENVELOPE}
+    return f"{event.type} {json.dumps(fields, ensure_ascii=False)}"
 
 
 def carry_on(drive: Callable[[], object], *, waits: bool) -> None:

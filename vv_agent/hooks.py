@@ -98,7 +98,7 @@ class RuntimeHook:
     for what was not saved."""
 
     def before_memory_compact(self, event: HookEvent) -> Answer[Sequence[Message]]:
-        """Other messages to compact."""
+        """Other messages in place of the history, before memory looks at its length; asked before each model call."""
         return None
 
     def before_llm(self, event: BeforeLlmEvent) -> Answer[BeforeLlmPatch]:

@@ -194,10 +194,13 @@ class AgentSession:
 
     def _turn(self, text: str) -> RunResult:
         handle = self._begin(text)
-        for event in handle.events():
-            if event.run_id not in self._over:
-                self._publish(event)
-        result = handle.result()
+        try:
+            for event in handle.events():
+                if event.run_id not in self._over:
+                    self._publish(event)
+            result = handle.result()
+        finally:
+            handle.leave("The turn was interrupted.")
         with self._lock:
             self._over |= {event.run_id for event in result.events}
             waits = result.status is AgentStatus.WAIT_USER

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vv_agent.approvals import ApprovalDecision
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.admission import Admission, admit
 from vv_agent.checkpoint.config import ResumePolicy
@@ -15,13 +16,13 @@ from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.definition import RunDefinition
 from vv_agent.dispatch.base import CycleDispatcher, hint
 from vv_agent.errors import CheckpointError, ConfigError
-from vv_agent.events import RunEvent
+from vv_agent.events import ApprovalResolvedEvent, RunEvent
 from vv_agent.messages import Message
-from vv_agent.runtime import eventlog, extensions, journal
+from vv_agent.runtime import eventlog, extensions, journal, recording
 from vv_agent.runtime.approval import Approvals
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
-from vv_agent.runtime.inbox import answer_signal, resume_signal
+from vv_agent.runtime.inbox import answer_signal, approval_signal, resume_signal
 from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.program import Program, check_compatible
 from vv_agent.runtime.recipe import CycleRecipe
@@ -142,7 +143,7 @@ def _stored_program(store: CheckpointStore, digest: str, program: Program) -> Pr
     """The program under the definition of that digest; None when it describes another run.
 
     An edited tool description is no difference: the model goes on seeing the stored one (DESIGN 5.5). Nor is a prompt
-    that each start makes anew.
+    that each start makes anew, nor another event store, which then gets the rest.
     """
     if digest == program.definition.digest:
         return program
@@ -168,6 +169,7 @@ def _stored_program(store: CheckpointStore, digest: str, program: Program) -> Pr
     edited["capability_refs"] = {**edited["capability_refs"], **refs}
     if program.opening is not None and program.opening.accepts(stored.compiled_prompt):
         edited["compiled_prompt"] = stored.compiled_prompt
+    edited["capability_refs"] = recording.with_store_of(edited["capability_refs"], stored.to_wire()["capability_refs"])
     if program.session is not None:  # its items are others by now
         edited["initial_messages"] = wire["initial_messages"]
     if RunDefinition.parse(edited).digest != digest:
@@ -203,6 +205,34 @@ def decide(store: CheckpointStore, dispatcher: CycleDispatcher, key: str, signal
         name = posted.signal.id
         raise ConfigError("already_decided", f"approval {name} of run {key!r} was decided already, with another word")
     hint(dispatcher, posted.head, store.id)
+
+
+def decide_approval(
+    store: CheckpointStore, dispatcher: CycleDispatcher, key: str, request_id: str, decision: ApprovalDecision
+) -> bool:
+    """Decide on what a run asks for, or asked for: of a request that is over, the same word is accepted again and
+    changes nothing (False). Raises `unknown_approval_request`, `already_decided`."""
+    if request_id not in open_approvals(store, key) and (said := _resolved(store, key, request_id)) is not None:
+        if said == decision.action:
+            return False
+        word = {"deny": "denied", "timeout": "timed out"}.get(said, "allowed")
+        raise ConfigError("already_decided", f"approval {request_id} of run {key!r} was {word} already ({said})")
+    asking, digest = shown_to(store, key, request_id)
+    decide(store, dispatcher, asking, approval_signal(request_id, decision, digest))
+    return True
+
+
+def _resolved(store: CheckpointStore, key: str, request_id: str) -> str | None:
+    """What was decided about a request that is not open any more, by the events of the run and of those below it."""
+    for head in (existing(store, key), *store.find(Filter(root_key=key, limit=10_000))):
+        reader, after = eventlog.EventReader(Body.unpack(head.body, head.key)), 0
+        while entries := store.entries(head.key, after):
+            after = entries[-1].seq
+            for numbered in (numbered for entry in entries for numbered in reader.feed(entry)):
+                event = numbered.event
+                if isinstance(event, ApprovalResolvedEvent) and event.request_id == request_id:
+                    return event.action
+    return None
 
 
 def shown_to(store: CheckpointStore, key: str, request_id: str) -> tuple[str, str]:

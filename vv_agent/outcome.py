@@ -58,7 +58,7 @@ def read_result(engine: Engine, key: str, events: tuple[RunEvent, ...], kind: An
     )  # fmt: skip
     if raw.status is not AgentStatus.COMPLETED or definition.output_schema is None:
         return result
-    kind = kind or _named_type(engine, definition)
+    kind = kind or engine.programs.live_type(key, head.definition) or _named_type(engine, definition)
     return result if kind is None else replace(result, final_output=result.final_output_as(kind))
 
 
@@ -73,8 +73,10 @@ def _named_type(engine: Engine, definition: RunDefinition) -> Any:
 
 def _run_span(head: Head, body: Body, raw: AgentResult, events: tuple[RunEvent, ...]) -> Span:
     """The span of the segment; by the times of the record where its events were not seen."""
-    for what, span in spans(events, body.workflow_name):
-        if what == "end" and span.name == "run" and span.metadata["run_id"] == body.run_id:
+    own = [event for event in events if event.run_id == body.run_id]
+    ends = [event for event in own if event.type in ("run_completed", "run_failed", "run_cancelled")]
+    for what, span in spans([*own[:1], *ends], body.workflow_name):
+        if what == "end" and span.name == "run":
             return span
     over = {"error": raw.error} if raw.error is not None else {"final_output": raw.final_answer}
     facts = {"run_id": body.run_id, "agent_name": body.agent, "workflow_name": body.workflow_name}
@@ -108,10 +110,11 @@ def _doubt(key: str, transcript: Transcript, observation: ResumeObservation) -> 
     names = {tool_operation_id(turn.cycle, n): call.name for n, call in enumerate(turn.calls, 1)} if turn else {}
     tool = names.get(observation.operation_id)
     what = f"the call of the tool {tool!r}" if tool else f"the {observation.operation_kind} call"
-    decide = f"vv-agent runs reconcile {shlex.quote(key)} {observation.operation_id}"
+    words = f"{shlex.quote(key)} {observation.operation_id}"
+    decide = f"{words} --retry" if not key.startswith("-") else f"--retry -- {words}"
     return (
         f"{what} was started and its outcome is not known; look what became of it, then decide: "
-        f"{decide} --retry, --done TEXT, --failed TEXT or --abort TEXT"
+        f"vv-agent runs reconcile {decide} (or --done TEXT, --failed TEXT, --abort TEXT in its place)"
     )
 
 

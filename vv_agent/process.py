@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet
 
@@ -81,9 +82,10 @@ def leave() -> None:
     for tailer in list(_tailers):
         tailer.close()
     end = time.monotonic() + _LEAVE_SECONDS
-    for thread in threading.enumerate():
-        if thread.name in _READERS:
-            thread.join(max(0.0, end - time.monotonic()))
+    with suppress(KeyboardInterrupt):  # whoever does not want to wait for them need not
+        for thread in threading.enumerate():
+            if thread.name in _READERS:
+                thread.join(max(0.0, end - time.monotonic()))
 
 
 def dispatcher_for(store: CheckpointStore, settings: Settings) -> CycleDispatcher:

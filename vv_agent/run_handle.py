@@ -17,8 +17,8 @@ from vv_agent.checkpoint.record import Signal, State
 from vv_agent.dispatch.base import CycleDispatcher
 from vv_agent.dispatch.distributed import settle
 from vv_agent.errors import CheckpointError, ConfigError, RunFinished
-from vv_agent.events import ApprovalRequestedEvent, RunEvent
-from vv_agent.launch import decide, open_approvals, record_of, shown_to
+from vv_agent.events import ApprovalRequestedEvent, ApprovalResolvedEvent, RunEvent
+from vv_agent.launch import decide, decide_approval, open_approvals, record_of, shown_to
 from vv_agent.result import RunResult, RunState
 from vv_agent.results import AgentStatus
 from vv_agent.runtime.approval import digest_of
@@ -155,8 +155,14 @@ class RunHandle:
         """
         if not isinstance(decision, ApprovalDecision):
             raise ConfigError("approval_invalid", f"{decision!r} is no decision; use e.g. ApprovalDecision.allow()")
-        key, digest = self._asked(request_id)
-        self._decide(key, approval_signal(request_id, decision, digest))
+        kinds = ApprovalRequestedEvent | ApprovalResolvedEvent
+        events = [event for event in self._feed.events if isinstance(event, kinds)]
+        seen = [event for event in events if event.request_id == request_id]
+        if seen and all(isinstance(event, ApprovalRequestedEvent) for event in seen):  # it may not be saved yet
+            key, digest = self._asked(request_id)
+            self._decide(key, approval_signal(request_id, decision, digest))
+        elif decide_approval(self._engine.store, self._dispatcher, self.checkpoint_key, request_id, decision):
+            self._engine.keeper.poke(self.checkpoint_key)
 
     def steer(self, message: str) -> None:
         """Say something before the run's next model call; tool calls of its batch that were not begun are skipped.

@@ -19,7 +19,7 @@ from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy, validate_key
 from vv_agent.checkpoint.record import Head, State
 from vv_agent.checkpoint.store import CheckpointStore
-from vv_agent.config import ExecutionMode, RunConfig, effective_config
+from vv_agent.config import ExecutionMode, RunConfig, check_workspace, effective_config
 from vv_agent.definition import RunDefinition
 from vv_agent.dispatch.base import Backend, CycleDispatcher, drive, hint
 from vv_agent.dispatch.distributed import DistributedBackend, workers_of
@@ -94,6 +94,7 @@ class Runner:
         default_run_config: RunConfig | None = None,
         settings: Settings | None = None,
     ) -> None:
+        check_workspace(workspace)
         self._provider = model_provider
         self._workspace = workspace
         self._default = default_run_config

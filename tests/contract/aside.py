@@ -7,13 +7,14 @@ shown with `CASES.show(name)`. The counts of all files are printed at the end of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-ISSUES = frozenset({"cluster", "command line", "tools", "control", "memory", "app server", "people"})
+ISSUES = frozenset({"cluster", "command line", "tools", "control", "memory", "people"})
 """The later issues a pending case may wait for."""
 WHOLE_FILES = {
     "checkpoint_sqlite_canonical.sql": "differs on purpose: storage forms are ours (DESIGN 10)",
@@ -22,6 +23,25 @@ WHOLE_FILES = {
 """Fixtures that no test reads yet, or ever will."""
 FILES: list[Cases] = []
 """Every fixture whose cases were run in this session."""
+
+
+def noted() -> list[tuple[Any, ...]]:
+    """What the cases of this process came to, in a form that can be sent."""
+    return [
+        (one.fixture, dict(one.differs), dict(one.pending), sorted(one.ran), sorted(one.aside), sorted(one.waiting))
+        for one in FILES
+    ]
+
+
+def take(notes: Iterable[tuple[Any, ...]]) -> None:
+    """Add what the cases of another process came to."""
+    for fixture, differs, pending, ran, aside, waiting in notes:
+        listed = {name: (issue, reason) for name, (issue, reason) in pending.items()}
+        known = [one for one in FILES if (one.fixture, one.differs, one.pending) == (fixture, differs, listed)]
+        cases = known[0] if known else Cases(fixture, differs, listed)
+        cases.ran |= {*ran}
+        cases.aside |= {*aside}
+        cases.waiting |= {*waiting}
 
 
 @dataclass

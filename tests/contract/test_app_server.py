@@ -1,4 +1,4 @@
-"""app_server_observable.json and what run_config_controls.json says of the server: live, over its own wire."""
+"""app_server_observable.json: live, over the server's own wire."""
 
 from __future__ import annotations
 
@@ -534,27 +534,3 @@ def test_what_cannot_be_resumed(params: dict[str, Any]) -> None:
     with CASES.run("durableResume/refusals"):
         assert refused(durable.served.client.resume_turn, given).rpc_code == -32602
     durable.served.close()
-
-
-# run_config_controls.json.
-
-
-CONTROLS = load("run_config_controls.json")
-OPTIONS = ("control", "options of a run that are not built yet stand among them")
-CONTROL_CASES = Cases(
-    "run_config_controls.json",
-    pending={"framework_defaults": OPTIONS, "integer_bounds": OPTIONS, "per_run_controls": OPTIONS},
-)
-
-
-def test_the_command_line_has_the_fixed_agent() -> None:
-    with CONTROL_CASES.run("app_server_defaults"):
-        wanted, agent = CONTROLS["app_server_defaults"], default_agent()
-        assert (agent.max_cycles, agent.name, agent.instructions) == (
-            wanted["max_cycles"], wanted["agent_name"], wanted["instructions"],
-        )  # fmt: skip
-
-
-def test_the_other_controls_are_those_of_runs() -> None:
-    for name in CONTROLS.keys() - {"version", "app_server_defaults"}:
-        CONTROL_CASES.show(name)

@@ -46,7 +46,6 @@ ERROR = OperationError(code="refused", message="no", retryable=False)
 
 LATER = {
     "approval": ("control", "approvals are not built yet"),
-    "before_tool_hook": ("control", "hooks are not built yet"),
     "memory": ("memory", "compaction is not built yet"),
 }
 CASES = Cases(

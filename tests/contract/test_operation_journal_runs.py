@@ -13,7 +13,17 @@ import pytest
 from tests.contract.test_operation_journal import CASES, ENTRIES, FIXTURE, named
 from tests.contract.test_resume_events import Decides
 from tests.runs import MODEL, TOOL, Host, Outcome, asks, receipt
-from vv_agent import CancellationToken, LlmError, ReconciliationDecision, ToolContext, ToolOutput, ToolPolicy
+from vv_agent import (
+    BeforeToolCallPatch,
+    CancellationToken,
+    LlmError,
+    ReconciliationDecision,
+    RuntimeHook,
+    ToolContext,
+    ToolExecutionResult,
+    ToolOutput,
+    ToolPolicy,
+)
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.runtime.transcript import unpack
 from vv_agent.tools.function import FunctionTool, function_tool
@@ -291,6 +301,25 @@ def test_a_call_that_was_cancelled_while_it_ran_is_in_doubt(tmp_path: Path) -> N
         assert outcome.ok.resume_observation is not None
         assert outcome.ok.resume_observation.operation_id == TOOL
         assert outcome.ok.cycles[0].tool_results[0].error_code == "tool_cancelled"
+
+
+def test_a_result_that_a_hook_gives_starts_nothing(tmp_path: Path) -> None:
+    with rule("pre_start_rules", "before_tool_hook_short_circuit_writes_started"):
+
+        class Answers(RuntimeHook):
+            def before_tool_call(self, event: Any) -> BeforeToolCallPatch:
+                return BeforeToolCallPatch(result=ToolExecutionResult(tool_call_id="", content="known"))
+
+        calls = Calls()
+        checkpoint = {"capability_refs": _refs("runtime_hook:0")}
+        run = host(tmp_path, [calls.tool()], agent={"hooks": [Answers()]}, checkpoint=checkpoint)
+        outcome = run.run([asks(), "done"])
+        assert (outcome.ok.status, calls.contexts, started(outcome)) == ("completed", [], False)
+        assert outcome.ok.cycles[0].tool_results[0].content == "known"
+        assert outcome.types("tool_call_planned", "tool_call_started", "tool_call_completed") == [
+            "tool_call_planned", "tool_call_completed",
+        ]  # fmt: skip
+        assert outcome.event("tool_call_completed").execution_started is False
 
 
 @pytest.mark.parametrize("name", list(FIXTURE["pre_start_rules"]))

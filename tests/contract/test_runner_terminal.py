@@ -24,10 +24,7 @@ from vv_agent.errors import LlmError
 from vv_agent.llm.base import ModelRequest, ModelResponse, UsageReport
 
 FIXTURE = load("runner_terminal.json")
-CASES = Cases(
-    "runner_terminal.json",
-    pending={"event_store_fail_closed": ("control", "RunConfig has no event_store yet")},
-)
+CASES = Cases("runner_terminal.json")
 TERMINAL = ("run_completed", "run_failed", "run_cancelled")
 
 
@@ -159,6 +156,19 @@ def test_the_order_at_the_end(tmp_path: Path) -> None:
         assert store.look(place.key or "") is not None, "an end is kept until it is deleted"
 
 
-def test_what_is_not_built_yet_is_shown() -> None:
-    for name in CASES.pending:
-        CASES.show(name)
+class Down:
+    """An event store that takes nothing."""
+
+    def append(self, event: Any) -> None:
+        raise OSError("store down")
+
+    def replay(self, run_id: str, *, include_children: bool = True) -> list[Any]:
+        return []
+
+
+def test_a_lost_event_store_fails_the_run_where_that_is_wanted(tmp_path: Path) -> None:
+    wanted = FIXTURE["event_store_fail_closed"]
+    with CASES.run("event_store_fail_closed"):
+        outcome = host(tmp_path).run(["done"], event_store=Down(), event_store_fail_closed=True)
+        assert (outcome.error is not None) is wanted["panics"]
+        assert (outcome.ok.status, outcome.ok.raw_result.error) == ("failed", wanted["error"])

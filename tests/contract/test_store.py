@@ -551,6 +551,26 @@ def test_an_end_that_was_begun_is_never_parked_away(store: CheckpointStore, cloc
         assert claimed(store, token=f"{n:032x}").recovered
 
 
+def test_a_run_that_kills_its_workers_parks_whatever_it_was_told(store: CheckpointStore, clock: FakeClock) -> None:
+    store.create([new()])
+    store.post("k", Signal("s", "steer"))
+    for n in range(11):
+        claimed(store, token=f"{n:032x}")
+        clock.advance(LEASE + 60_000)
+    assert refused(store, token="f" * 32) == "attempts"
+
+
+def test_a_word_wakes_no_run_that_waits_and_is_there_when_it_goes_on(store: CheckpointStore) -> None:
+    store.create([new()])
+    claim = claimed(store).claim
+    store.post("k", Signal("s1", "steer"))
+    assert store.save(claim, Change(1, Park(ParkReason.INPUT))).head.state is State.PARKED
+    assert store.post("k", Signal("s2", "follow_up")).head.state is State.PARKED
+    assert store.post("k", Signal("a", "answer")).head.state is State.READY
+    answer = claimed(store, token="c" * 32)
+    assert [signal.id for signal in answer.snapshot.signals] == ["s1", "s2", "a"]
+
+
 def test_a_signal_that_nobody_read_keeps_a_run_from_being_parked(store: CheckpointStore, clock: FakeClock) -> None:
     store.create([new()])
     for n in range(6):

@@ -193,6 +193,25 @@ def test_a_decision_counts_once_and_an_unknown_one_changes_nothing(real_store: C
     assert "B" not in RAN
 
 
+@MODES
+def test_a_word_is_accepted_again_after_the_run_went_on_and_another_one_is_not(
+    real_store: CheckpointStore, tmp_path: Path, mode: str
+) -> None:
+    handle = runner(tmp_path).start(AGENT, "Go.", run_config=kept(real_store, mode))
+    asked = []
+    for event in handle.events():
+        if event.type == "approval_requested":
+            asked.append(event.request_id)
+            handle.approve(event.request_id, ALLOW)
+    assert handle.result(10).status == "completed"
+    for later in (handle, runner(tmp_path).attach("k", store=real_store)):
+        later.result(10)
+        later.approve(asked[0], ALLOW)
+        with pytest.raises(ConfigError, match="already_decided"):
+            later.approve(asked[0], ApprovalDecision.deny())
+    assert sorted(RAN[1:]) == ["A", "B"]
+
+
 def test_a_request_that_nobody_decides_times_out(real_store: CheckpointStore, tmp_path: Path) -> None:
     config = kept(real_store, approval_timeout_seconds=0.3, approval_provider=Provider(lambda request: None))
     result = runner(tmp_path).run_sync(AGENT, "Go.", run_config=config)

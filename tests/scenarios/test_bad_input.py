@@ -15,7 +15,18 @@ from typing import Any
 import pytest
 
 from tests import servers
-from vv_agent import Agent, CheckpointConfig, NoToolPolicy, RunConfig, Runner, function_tool
+from vv_agent import (
+    Agent,
+    CheckpointConfig,
+    MemorySession,
+    Message,
+    NoToolPolicy,
+    RunConfig,
+    Runner,
+    SqliteSession,
+    SqlSessionStore,
+    function_tool,
+)
 from vv_agent.checkpoint.store import CheckpointStore, open_store
 from vv_agent.errors import CheckpointError, ConfigError, SettingsError, StoreError, VVAgentError
 from vv_agent.runtime import tool_calls
@@ -228,6 +239,19 @@ def test_wrong_arguments_of_a_run_are_refused_at_the_start(tmp_path: Path, sqlit
         ("agent_invalid", lambda: Agent(name="a", instructions="x", tools=_look)),  # type: ignore[arg-type]
         ("model_not_configured", lambda: Runner(model_provider=_NoDefault(), workspace=tmp_path).run_sync(AGENT, "go")),
         ("checkpoint_not_found", lambda: start.resume("nobody", store=sqlite)),
+        ("run_config_invalid", lambda: RunConfig(max_cycle=3)),  # type: ignore[call-arg]
+        ("agent_invalid", lambda: Agent(name="a", instruction="x")),  # type: ignore[call-arg]
+        ("run_config_invalid", lambda: RunConfig(context_providers=print)),  # type: ignore[arg-type]
+        ("run_config_invalid", lambda: RunConfig(metadata="m")),  # type: ignore[arg-type]
+        ("run_config_invalid", lambda: RunConfig(workspace=5)),  # type: ignore[arg-type]
+        ("run_config_invalid", lambda: Runner(workspace=5)),  # type: ignore[arg-type]
+        ("tool_approval_invalid", lambda: function_tool(needs_approval="yes")(_other)),  # type: ignore[arg-type]
+        ("session_invalid", lambda: MemorySession("t").get_items("1")),  # type: ignore[arg-type]
+        ("session_invalid", lambda: MemorySession("\ud800")),
+        ("session_item_invalid", lambda: MemorySession("t").add_items([{"role": "user"}])),  # type: ignore[list-item]
+        ("store_url_invalid", lambda: SqlSessionStore("foo")),
+        ("store_url_invalid", lambda: SqlSessionStore("mysql://localhost/x")),
+        ("store_url_invalid", lambda: SqlSessionStore(5)),  # type: ignore[arg-type]
     ]
     for code, misuse in cases:
         with pytest.raises(VVAgentError) as error:
@@ -245,6 +269,30 @@ def _look() -> str:
 def _other() -> str:
     """Look elsewhere."""
     return "seen"
+
+
+def test_a_name_that_is_mistyped_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigError, match=r"RunConfig has no 'max_cycle'; did you mean 'max_cycles'\?"):
+        RunConfig(max_cycle=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"Agent has no 'instruction'; did you mean 'instructions'\?"):
+        Agent(name="a", instruction="x")  # type: ignore[call-arg]
+
+
+def test_a_file_that_sessions_began_in_takes_no_runs(tmp_path: Path) -> None:
+    session = SqliteSession(tmp_path / "one.db", "t")
+    with pytest.raises(StoreError, match="store_incompatible: .* holds sessions; runs need a file of their own"):
+        open_store(f"sqlite:///{tmp_path}/one.db")
+    session.add_items([Message("user", "still there")])
+    assert [item.content for item in SqliteSession(tmp_path / "one.db", "t").get_items()] == ["still there"]
+
+
+def test_an_answer_must_say_something(tmp_path: Path, sqlite: CheckpointStore) -> None:
+    agent = Agent(name="a", instructions="x", no_tool_policy=NoToolPolicy.WAIT_USER)
+    start = runner(workspace=tmp_path)
+    assert start.run_sync(agent, "go", run_config=config(sqlite)).status == "wait_user"
+    for wrong in ("", " \n", 5):
+        with pytest.raises(ConfigError, match="answer_invalid"):
+            start.resume("k", input=wrong, store=sqlite)  # type: ignore[arg-type]
 
 
 def _changed(*tools: Any) -> Agent:

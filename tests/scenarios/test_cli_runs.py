@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -64,6 +65,13 @@ def test_a_run_that_waits_for_an_answer_is_shown_answered_and_finished(shell: Sh
     done = shell("resume", "ask", "--json")
     assert done.returncode == 0
     assert done.json()["final_output"] == "Blue it is."
+    whole = shell("runs", "show", "ask", "--full")
+    assert "[user] Blue, please." in whole.stdout
+    assert "[user]" not in shell("runs", "show", "ask").stdout
+    assert [m["role"] for m in shell("runs", "show", "ask", "--full", "--json").json()["messages"]][:2] == [
+        "system",
+        "user",
+    ]
 
 
 def test_a_run_that_waits_keeps_what_it_is_told(shell: Shell) -> None:
@@ -408,3 +416,38 @@ def test_a_run_that_waits_for_a_yes_is_shown_decided_and_resumed(shell: Shell) -
     done = shell("resume", "pay")
     assert done.returncode == 0, done
     assert "answer   Paid." in done.stdout
+
+
+def test_of_two_approvals_the_one_that_is_not_decided_is_still_asked_for(shell: Shell) -> None:
+    assert job(shell, "generous", "pay two") == 0
+    shell.until(lambda: shell("runs", "list", "--json").json()[0]["waits_for"] == "approval", "it is parked")
+    first, second = [
+        asked["interruption_id"] for asked in shell("runs", "show", "pay two", "--json").json()["approvals"]
+    ]
+    assert shell("runs", "approve", "pay two", first, "--allow").returncode == 0
+    shown = shell("runs", "show", "pay two")
+    assert f"let it:\n    vv-agent runs approve 'pay two' {second} --allow" in shown.stdout
+    assert first not in shown.stdout.partition("next")[2]
+    assert shell("resume", "pay two").returncode == 3
+    assert f"vv-agent runs approve 'pay two' {second} --allow" in shell("runs", "show", "pay two").stdout
+    assert shell("runs", "approve", "pay two", second, "--allow").returncode == 0
+    assert shell("resume", "pay two").returncode == 0
+    again = shell("runs", "approve", "pay two", first, "--allow")
+    assert (again.returncode, again.stdout) == (0, "pay two: the decision was posted before\n")
+    says(shell("runs", "approve", "pay two", first, "--deny", "no"), 1, "already_decided", "was allowed already")
+
+
+def test_commands_for_a_key_that_looks_like_an_option_can_be_copied(shell: Shell) -> None:
+    assert job(shell, "generous", "-x") == 0
+    shell.until(lambda: shell("runs", "list", "--json").json()[0]["waits_for"] == "approval", "it is parked")
+    for _ in range(2):
+        step = next(
+            step for step in shell("runs", "show", "--json", "--", "-x").json()["next"] if "--allow" in step["command"]
+        )
+        assert step["command"].startswith("vv-agent runs approve --allow -- -x approval_")
+        done = shell(*shlex.split(step["command"])[1:])
+        assert (done.returncode, done.stdout) == (
+            0,
+            "-x: the decision is posted; continue with: vv-agent resume -- -x\n",
+        )
+    assert shell("resume", "--", "-x").returncode == 0

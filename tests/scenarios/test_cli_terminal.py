@@ -78,6 +78,16 @@ def test_ctrl_c_twice_leaves_at_once(shell: Shell) -> None:
     assert "Traceback" not in done.stdout
 
 
+def test_ctrl_c_again_and_again_never_shows_a_traceback(shell: Shell) -> None:
+    with shell.terminal(*task("never_answers", "--checkpoint-key", "k")) as terminal:
+        terminal.expect("cycle 1")
+        for _ in range(40):
+            terminal.interrupt()
+        done = terminal.finish()
+    assert done.returncode == 130
+    assert "Traceback" not in done.stdout
+
+
 def test_ctrl_c_leaves_a_run_of_workers_to_them(shell: Shell) -> None:
     with shell.start("worker"):
         shell.until((shell.folder / ".vv-agent/runs.db").exists, "the worker is there")

@@ -211,6 +211,24 @@ def test_an_end_that_was_cut_off_between_its_two_saves_is_finished(tmp_path: Pat
     assert [event.type for event in kept.replay(result.run_id)].count("run_completed") == 1
 
 
+def test_a_run_may_go_on_with_another_store_which_gets_the_rest(tmp_path: Path) -> None:
+    home, first, second = MemoryStore(), *(JsonlRunEventStore(tmp_path / name) for name in ("a.jsonl", "b.jsonl"))
+    runner = Runner(model_provider=ScriptedProvider(STEPS), workspace=tmp_path)
+    dying = Recording(home, ("store.save.commit", "after", 1))
+    with pytest.raises(Died):
+        runner.run_sync(an_agent(add), "Go.", run_config=RunConfig(checkpoint_config=keeps(dying), event_store=first))
+    home.expire(process_owner())
+    result = runner.run_sync(
+        an_agent(add), "Go.", run_config=RunConfig(checkpoint_config=keeps(home), event_store=second)
+    )
+    assert result.status == "completed"
+    kept = [*first.replay(result.run_id), *second.replay(result.run_id)]
+    assert list(first.replay(result.run_id))
+    assert kept[0].type == "run_started"
+    assert kept[-1].type == "run_completed"
+    assert len({event.event_id for event in kept}) == len(kept)
+
+
 def test_workers_are_named_a_store_or_the_run_is_refused(tmp_path: Path) -> None:
     runner = Runner(model_provider=MODELS, workspace=tmp_path)
     config = RunConfig(

@@ -122,6 +122,22 @@ def test_runtime_hooks_change_what_is_asked_said_and_done(bench: Bench) -> None:
     assert started == [True, False, True]
 
 
+def test_a_hook_may_shorten_the_history_before_memory_looks_at_it(tmp_path: Path) -> None:
+    class Forgets(RuntimeHook):
+        def before_memory_compact(self, event: Any) -> list[Message]:
+            return [message for message in event.messages if "forget" not in message.content]
+
+    def remembers(request: Any) -> str:
+        SEEN.update(message.content for message in request.messages)
+        return "done"
+
+    config = {"no_tool_policy": NoToolPolicy.CONTINUE, "max_cycles": 2}
+    host = Host(MemoryStore(), tmp_path, checkpoint=None, agent={"hooks": [Forgets()]}, config=config)
+    host.run(["forget this", remembers])
+    assert "forget this" not in SEEN
+    assert "Continue working on the task." in SEEN
+
+
 class Cautious(AfterCycleHook):
     """Lets nothing be said twice, and wants to be told before the end."""
 
@@ -203,6 +219,24 @@ def test_an_output_of_another_type_is_raised_after_the_end_is_stored(bench: Benc
     look = bench.store.look("typed")
     assert look is not None
     assert (look.head.state, look.head.status) == ("ended", "completed")
+
+
+def test_a_resumed_run_gives_a_value_too(tmp_path: Path) -> None:
+    class Local(BaseModel):
+        number: int
+
+    runner = Runner(model_provider=QueueProvider([asks("shout", arguments={"text": "a"}), '{"number": 4}']))
+    waiting = runner.run_sync(an_agent(shout, output_type=Local), "Go.")
+    assert waiting.final_output == "Approval required for tool shout."
+    state = waiting.into_state()
+    state.approve(state.pending_approval_ids()[0])
+    assert runner.resume(state).final_output == Local(number=4)
+
+
+def test_another_process_gives_the_value_if_it_may_load_the_type(bench: Bench) -> None:
+    """What `attach` and `resume` read of a run that ended."""
+    bench.run(an_agent(output_type=Answer), ['{"number": 4}'], key="k")
+    assert bench.runner([]).resume("k", store=bench.store).final_output == Answer(number=4)
 
 
 class NoSecrets(InputGuardrail):

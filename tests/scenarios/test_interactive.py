@@ -152,8 +152,17 @@ def test_a_turn_is_steered(bench: Bench, tmp_path: Path) -> None:
     assert users == ["Look.", "Be quick.", "Up."]
 
 
-def test_a_prompt_answers_a_run_that_waits(tmp_path: Path) -> None:
-    with session_of(tmp_path, by_request(echo), policy=NoToolPolicy.WAIT_USER) as session:
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_prompt_answers_a_run_that_waits(bench: Bench, tmp_path: Path, kept: bool) -> None:
+    checkpoint = CheckpointConfig(store=bench.store)
+    config = RunConfig(checkpoint_config=checkpoint, execution_backend=bench.backend) if kept else None
+    storage = SqliteSession(f"{tmp_path}/s.db", "talk")
+    client = InteractiveAgentClient(bench.runner([echo] * 4), run_config=config)
+    with client.create_session(
+        agent=an_agent(policy=NoToolPolicy.WAIT_USER), workspace=tmp_path, session=storage
+    ) as session:
+        events: list[AgentSessionEvent] = []
+        session.subscribe(events.append)
         first = session.prompt("one")
         with pytest.raises(VVAgentError, match="is wait_user") as error:
             session.query("two")
@@ -163,6 +172,8 @@ def test_a_prompt_answers_a_run_that_waits(tmp_path: Path) -> None:
         assert second is not None
         assert (first.status, second.trace_id, second.input) == ("wait_user", first.trace_id, "three")
         assert texts(session.messages) == ["one", "2: one", "two", "4: two", "three", "6: three"]
+        ends = [one.event.event_id for one in events if one.event.type == "run_completed"]
+        assert (len(ends), len(set(ends))) == (3, 3), "no event is told twice"
 
 
 @contextmanager

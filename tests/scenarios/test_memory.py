@@ -11,7 +11,7 @@ import pytest
 
 from tests.runs import Died, Host, Outcome, asks
 from tests.scenarios.conftest import Bench, an_agent
-from vv_agent import function_tool
+from vv_agent import CapabilityRef, Message, RuntimeHook, function_tool
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.identity import model_operation_id
 from vv_agent.checkpoint.memory import MemoryStore
@@ -19,9 +19,12 @@ from vv_agent.checkpoint.reconciliation import ReconciliationDecision
 from vv_agent.checkpoint.record import Claimed, Seen
 from vv_agent.checkpoint.sql import SqlStore
 from vv_agent.checkpoint.store import CheckpointStore
+from vv_agent.errors import ConfigError, LlmError
 from vv_agent.llm.base import ModelRequest, ModelResponse, UsageReport
-from vv_agent.runtime.inbox import budget_signal, cancel_signal, reconcile_signal
+from vv_agent.memory import MemoryProvider
+from vv_agent.runtime.inbox import budget_signal, cancel_signal, reconcile_signal, steer_signal
 from vv_agent.runtime.transcript import Transcript
+from vv_agent.sessions.sql import SqliteSession
 from vv_agent.testing import call, say
 from vv_agent.tools.registry import ToolRegistry
 
@@ -170,8 +173,6 @@ def test_under_the_strict_policy_a_person_decides_about_a_lost_summary(
 
 
 def test_a_failed_summary_is_made_by_rules(store: CheckpointStore, tmp_path: Path) -> None:
-    from vv_agent.errors import LlmError
-
     outcome = host(store, tmp_path).run([*steps(3), LlmError("invalid_request", "no", definite=True), "done"])
     complete(outcome)
     assert compactions(outcome) == ["summary"]
@@ -191,6 +192,48 @@ def test_a_signal_that_comes_during_a_summary_is_kept(store: CheckpointStore, tm
     assert head is not None
     assert not head.signals
     assert outcome.ok.raw_result.budget_usage is not None
+
+
+def test_a_steer_that_comes_during_a_summary_is_said_to_the_model_after_it(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    def steered(request: ModelRequest) -> ModelResponse:
+        store.post("case-key", steer_signal("now", "Count the goats too."))
+        return summarises(request)
+
+    def hears(request: ModelRequest) -> str:
+        assert [message.role for message in request.messages] == ["system", "user", "user"]
+        assert request.messages[2].content == "Count the goats too."
+        return "done"
+
+    complete(host(store, tmp_path).run([*steps(3), steered, hears]))
+
+
+def test_a_hook_may_change_what_is_compacted(store: CheckpointStore, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Keeps(RuntimeHook):
+        def before_memory_compact(self, event: Any) -> list[Message] | None:
+            seen.append(len(event.messages))
+            return [*event.messages[:2], *event.messages[-2:]] if len(event.messages) > 6 else None
+
+    there = host(store, tmp_path)
+    there.checkpoint = {**RETRY, "capability_refs": {"runtime_hook:0": CapabilityRef(id="tests.keeps", version="1")}}
+    outcome = there.run([*steps(3), "done"], hooks=[Keeps()])
+    complete(outcome)
+    assert seen == [2, 4, 6, 8]
+    assert compactions(outcome) == []
+    assert len(outcome.ok.raw_result.messages) == 5
+
+
+def test_a_hook_that_gives_no_messages_fails_the_run(store: CheckpointStore, tmp_path: Path) -> None:
+    class Wrong(RuntimeHook):
+        def before_memory_compact(self, event: Any) -> Any:
+            return ["no message"]
+
+    there = host(store, tmp_path)
+    there.checkpoint = {**RETRY, "capability_refs": {"runtime_hook:0": CapabilityRef(id="tests.wrong", version="1")}}
+    assert there.run(["done"], hooks=[Wrong()]).code == "runtime_hook_failed"
 
 
 def test_a_cancel_that_comes_during_a_summary_ends_the_run_with_its_history(
@@ -263,3 +306,43 @@ def test_who_goes_on_with_a_run_reads_only_what_follows_the_reset(store: Checkpo
     later = store.load("case-key", Seen(entries=whole.head.log_from))
     assert later is not None
     assert later.log == answer.snapshot.log
+
+
+def test_a_session_gets_all_that_was_said_also_from_a_worker_that_read_only_the_rest(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    session = SqliteSession(tmp_path / "sessions.db", "valley")
+    there = host(store, tmp_path)
+    first = there.run([*steps(3), summarises, "not yet"], die_at=("store.save.progress", "after", 4), session=session)
+    assert isinstance(first.error, Died)
+    assert there.run([answers], session=session).ok.final_output == "done"
+    said = session.get_items()
+    assert said[0].content == TASK
+    assert [m.tool_call_id for m in said if m.role == "tool"] == ["call_1", "call_2", "call_3"]
+    assert said[-1].content == "done"
+    assert not any("Compressed Agent Memory" in message.content for message in said)
+
+
+class Archive(MemoryProvider):
+    """A provider that workers can load."""
+
+    seen: list[str] = []  # noqa: RUF012 - a registry
+
+    def after_compact(self, event: Any) -> None:
+        self.seen.append(event.mode)
+
+
+archive = Archive()
+
+
+def test_workers_load_providers_and_refuse_a_model_that_is_not_there(bench: Bench) -> None:
+    Archive.seen.clear()
+    texts = [*(call("look", {"n": n}) for n in range(1, 6)), say("done")]
+    more: dict[str, Any] = {"max_cycles": 20, "tool_registry_factory": ToolRegistry}
+    result = bench.run(an_agent(look), texts, TASK, key="seen", metadata=SMALL, memory_providers=[archive], **more)
+    assert result.final_output == "done"
+    assert set(Archive.seen) == {"summary"}
+    wrong = {"memory_summary_backend": "elsewhere", "memory_summary_model": "none"}
+    with pytest.raises(ConfigError, match="elsewhere"):
+        bench.run(an_agent(look), texts, TASK, key="wrong", metadata=wrong, **more)
+    assert bench.store.load("wrong") is None

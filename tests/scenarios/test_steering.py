@@ -14,7 +14,7 @@ from vv_agent import ApprovalDecision, MemorySession, NoToolPolicy, RunConfig, R
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.record import Signal, State
 from vv_agent.checkpoint.store import CheckpointStore
-from vv_agent.errors import ConfigError, RunFinished
+from vv_agent.errors import ConfigError, RunFinished, VVAgentError
 from vv_agent.llm.base import ModelRequest
 from vv_agent.messages import Message
 from vv_agent.run_handle import RunHandle
@@ -22,6 +22,13 @@ from vv_agent.runtime.inbox import cancel_signal, follow_up_signal, steer_signal
 from vv_agent.testing import ScriptedProvider, call, calls
 
 RAN: list[str] = []
+WAITING: list[Message] = []
+
+
+def interruptions() -> list[Message]:
+    taken = WAITING[:]
+    WAITING.clear()
+    return taken
 
 
 @function_tool(idempotency="supported")
@@ -206,6 +213,18 @@ def test_the_programs_own_messages_steer_a_run(tmp_path: Path) -> None:
     assert result.status == "completed"
     codes = {e.details["error"] for e in result.events if e.type == "diagnostic"}
     assert codes == {"no queue"}
+
+
+def test_a_worker_asks_the_programs_own_function_by_its_name(bench: Bench) -> None:
+    def first(request: ModelRequest) -> Any:
+        WAITING.append(Message("user", "Look up."))
+        return calls(("look", {"where": "left"}))
+
+    steps = [first, calls(("look", {"where": "up"})), "Seen."]
+    result = bench.run(an_agent(look), steps, key="k", interruption_messages=interruptions)
+    assert (result.final_output, RAN) == ("Seen.", ["up"])
+    with pytest.raises(VVAgentError, match="interruption_messages"):
+        bench.run(an_agent(look), steps, key="l", interruption_messages=lambda: [])
 
 
 def test_the_next_claim_takes_what_a_dead_worker_had_read(real_store: CheckpointStore, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "measure", ["inline", "store", "large_file", "growth", "imports", "latency", "search", "redis", "celery"]
+    "measure", ["inline", "store", "large_file", "growth", "memory", "imports", "latency", "search", "redis", "celery"]
 )
 def test_a_quick_measure_prints_its_figures(measure: str) -> None:
     command = [sys.executable, "-m", "benchmarks.run", "--quick", measure]

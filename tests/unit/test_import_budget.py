@@ -57,6 +57,12 @@ def test_wire_types_cost_little_beside_pydantic(module: str) -> None:
     assert not (set(HEAVY) - {"pydantic"}) & set(loaded)
 
 
+@pytest.mark.parametrize("module", ["vv_agent.app_server", "vv_agent.cli.app"])
+def test_commands_and_programs_that_serve_nobody_do_not_load_the_server(module: str) -> None:
+    _, loaded = importing(module)
+    assert not set(HEAVY) & set(loaded)
+
+
 def test_importing_the_events_builds_no_validator() -> None:
     """Building them all at import would double its price; each class is built at its first use instead."""
     check = "import vv_agent.events as e; assert not any(k.__pydantic_complete__ for k in e.EVENT_CLASSES.values())"

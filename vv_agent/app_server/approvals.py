@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from vv_agent.app_server.protocol import ApprovalDecision as Answer
 from vv_agent.app_server.protocol import ApprovalRequestParams, ApprovalResolveParams
 from vv_agent.app_server.rpc import INVALID_PARAMS, ErrorResponse, Response, RpcError
 from vv_agent.approvals import ApprovalAction, ApprovalDecision
-from vv_agent.errors import ConfigError, RunFinished
+from vv_agent.errors import ConfigError, RunFinished, VVAgentError
+
+log = logging.getLogger("vv_agent.app_server")
 
 
 @dataclass(eq=False)
@@ -59,7 +62,7 @@ class Approvals:
         if asking.owner is not None:
             self._ask(pending)
         elif not asking.durable:
-            self._decide(pending, ApprovalDecision.timeout("connection closed"))
+            self._time_out(pending, "connection closed")
 
     def own(self, asking: Asking, connection: str) -> None:
         """A connection came (back) to a turn that nobody owns: it is asked what is open."""
@@ -74,7 +77,7 @@ class Approvals:
         for pending in list(asking.open.values()):
             self._stop_asking(pending)
             if for_good or not asking.durable:
-                self._decide(pending, ApprovalDecision.timeout("connection closed"))
+                self._time_out(pending, "connection closed")
 
     def resolve(self, connection: str, params: ApprovalResolveParams) -> None:
         """`approval/resolve`. `RpcError` -32602 unless it matches an open request of this connection."""
@@ -99,7 +102,7 @@ class Approvals:
             return
         pending.asked = connection
         if asking.timeout is not None:
-            pending.timer = threading.Timer(asking.timeout, self._decide, (pending, ApprovalDecision.timeout()))
+            pending.timer = threading.Timer(asking.timeout, self._time_out, (pending,))
             pending.timer.daemon = True
             pending.timer.start()
         name = pending.params.request_id
@@ -119,6 +122,12 @@ class Approvals:
         except ValidationError:
             answer = Answer(decision="deny", reason="invalid approval response")
         self._decide(pending, _decision(answer))
+
+    def _time_out(self, pending: Pending, reason: str | None = None) -> None:
+        try:
+            self._decide(pending, ApprovalDecision.timeout(reason))
+        except VVAgentError as error:  # it stays open; whoever comes back may decide
+            log.warning("approval %s could not be timed out: %s", pending.params.request_id, error)
 
     def _decide(self, pending: Pending, decision: ApprovalDecision) -> bool:
         """Tell the run, once; False if somebody was faster."""

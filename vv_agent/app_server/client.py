@@ -171,8 +171,10 @@ class AppServerClient:
                 "app_server_refused", f"{method}: {error.message}", rpc_code=error.code, data=error.data
             )
         if answer is None:
-            code, why = ("app_server_closed", "is gone") if ended else ("app_server_timeout", "gave no answer in time")
-            raise AppServerClientError(code, f"{method}: the server {why}")
+            why = "is gone" if ended else "gave no answer in time"
+            raise AppServerClientError(
+                "app_server_closed" if ended else "app_server_timeout", f"{method}: the server {why}"
+            )
         result: dict[str, Any] = answer.result
         return result
 

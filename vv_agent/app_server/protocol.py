@@ -372,7 +372,8 @@ class Warned(Part):
 
 
 class Method(NamedTuple):
-    """What a request takes and gives. Requests of one lane are answered in order; those of a thread have its lane."""
+    """What a request takes and gives. Requests of one lane are answered in order; those of a thread have its own. Those
+    of the lane "connection" are answered before the next line is read."""
 
     params: type[Part]
     result: type[Part]
@@ -383,7 +384,7 @@ class Method(NamedTuple):
 
 METHODS: dict[str, Method] = {
     "initialize": Method(InitializeParams, InitializeResponse, "connection"),
-    "thread/start": Method(ThreadStartParams, ThreadStartResponse, "threads", bare=True),
+    "thread/start": Method(ThreadStartParams, ThreadStartResponse, "connection", bare=True),
     "thread/resume": Method(ThreadResumeParams, ThreadResumeResponse),
     "thread/read": Method(ThreadReadParams, ThreadReadResponse),
     "thread/list": Method(ThreadListParams, ThreadListResponse, "threads", bare=True),

@@ -58,7 +58,7 @@ ITEM = Table(
 )  # fmt: skip
 Index("idx_app_server_turns_thread_id_seq", TURN.c.thread_id, TURN.c.seq)
 Index("idx_app_server_items_thread_id_item_id", ITEM.c.thread_id, ITEM.c.item_id, unique=True)
-_LOCK = 7738140102
+_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('vv-agent threads ' || current_schema(), 7))"
 PAGE_BYTES = 4 * 1024 * 1024
 """A page ends after so much, whatever its limit is."""
 
@@ -192,6 +192,12 @@ class SqlThreadStore:
         with self._transaction() as tx:
             return [_record(row) for row in tx.execute(query).mappings()]
 
+    def last_status(self, thread_id: str) -> str | None:
+        """Of the turn that changed last, those that wait left out."""
+        query = select(TURN.c.status).where(TURN.c.thread_id == thread_id, TURN.c.status != "queued")
+        with self._transaction() as tx:
+            return tx.execute(query.order_by(TURN.c.seq.desc()).limit(1)).scalar()
+
     # Items.
 
     def add_item(self, item: AppItem) -> AppItem | None:
@@ -252,8 +258,9 @@ class SqlThreadStore:
                 taken = True
         else:
             self._held = self._database.connect()
-            taken = bool(self._held.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar())
+            taken = bool(self._held.exec_driver_sql(_LOCK).scalar())
             self._held.commit()
+            self._held.detach()  # closing it ends the connection, and the lock
         if not taken:
             self.close()
             raise StoreError(

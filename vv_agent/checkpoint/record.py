@@ -350,6 +350,8 @@ class Filter:
     statuses: frozenset[str] | None = None
     queue: str | None = None
     root_key: str | None = None
+    roots: bool = False
+    """Only runs that are below no other."""
     host: str | None = None
     """Only claims held by processes of this host."""
     limit: int = 100
@@ -362,6 +364,7 @@ class Filter:
             and (self.statuses is None or head.status in self.statuses)
             and (self.queue is None or head.queue == self.queue)
             and (self.root_key is None or head.root_key == self.root_key)
+            and (not self.roots or head.parent_key is None)
             and (self.host is None or (head.state is State.CLAIMED and (head.owner or "").startswith(self.host)))
             and (self.before is None or head.created_at < self.before)
         )

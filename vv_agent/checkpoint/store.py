@@ -345,22 +345,21 @@ class CheckpointStore(ABC):
         """Workers that showed themselves in the last `within` ms."""
         return self._atomically(lambda tx: tuple(p for p in tx.presences() if p.seen_at > tx.now - within), write=False)
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: str, *, ended_before: int | None = None) -> bool:
         """Remove a record, the runs below it and all that belongs to them; False when there is none. One that is being
-        worked on is refused."""
+        worked on is refused. With `ended_before` (store clock, ms) a tree of which any run is not over, or ended at or
+        after that time, is left alone: False."""
 
         def work(tx: Transaction) -> bool:
-            head = tx.head(key)
-            if head is None:
+            tree = tree_of(tx, key)
+            if ended_before is not None and not all(
+                head.state is State.ENDED and head.updated_at < ended_before for head in tree
+            ):
                 return False
-            tree = [head, *_descendants(tx, head)]
-            for one in tree:
-                if one.state is State.CLAIMED and one.lease_until > tx.now:
-                    problem = f"run {one.key!r} is being worked on; cancel it first"
-                    raise CheckpointError("checkpoint_claim_active", problem)
-            for one in tree:
-                tx.remove(one.key)
-            return True
+            not_worked_on(tree, tx.now)
+            for head in tree:
+                tx.remove(head.key)
+            return bool(tree)
 
         return self._atomically(work)
 
@@ -450,6 +449,21 @@ def _descendants(tx: Transaction, top: Head) -> list[Head]:
         below += children
         frontier = {head.key for head in children}
     return below
+
+
+def tree_of(tx: Transaction, key: str) -> list[Head]:
+    """A record and those below it, each after the one above it; none when there is no such record."""
+    head = tx.head(key)
+    below = map(tx.head, [found.key for found in _descendants(tx, head)]) if head is not None else ()
+    return [one for one in (head, *below) if one is not None]
+
+
+def not_worked_on(tree: Sequence[Head], now: int) -> None:
+    """Raise `checkpoint_claim_active` when somebody holds a run of a tree."""
+    for head in tree:
+        if head.state is State.CLAIMED and head.lease_until > now:
+            problem = f"run {head.key!r} is being worked on; cancel it first, or stop its workers"
+            raise CheckpointError("checkpoint_claim_active", problem)
 
 
 def open_store(url: str, *, create: bool = True) -> CheckpointStore:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,19 @@ def main() -> None:
     stopped by Ctrl-C. For app-server, usage and configuration are 2. (`python -X dev` shows where an unexpected error
     came from.)
     """
+    try:
+        code = _guarded()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: another one changes nothing
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        code = 130
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)  # threads that still follow a run need no farewell, and the shell does not wait for one
+
+
+def _guarded() -> int:
     from vv_agent.errors import VVAgentError
 
     try:
@@ -36,10 +50,7 @@ def main() -> None:
             f"unexpected {type(error).__name__}: {error}; please report this with the command you gave, and what "
             "`vv-agent doctor` says"
         )
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)  # threads that still follow a run need no farewell, and the shell does not wait for one
+    return code
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -96,20 +96,25 @@ def list_(
     status: Annotated[str | None, typer.Option(help="Only runs of this status.")] = None,
     queue: Annotated[str | None, typer.Option(help="Only runs of this queue.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    below: Annotated[bool, typer.Option("--all", help="Also the runs below others, such as sub-agents.")] = False,
     json: Json = False,
 ) -> None:
     """List the newest runs."""
     from vv_agent.cli.runs import list_runs
 
-    raise typer.Exit(list_runs(status=status, queue=queue, limit=limit, as_json=json))
+    raise typer.Exit(list_runs(status=status, queue=queue, limit=limit, below=below, as_json=json))
 
 
 @runs.command()
-def show(key: Key, json: Json = False) -> None:
+def show(
+    key: Key,
+    json: Json = False,
+    full: Annotated[bool, typer.Option("--full", help="All messages too, also what memory has compacted.")] = False,
+) -> None:
     """Show a run: where it stands, what happened, and the command that goes on with it."""
     from vv_agent.cli import runs as commands
 
-    raise typer.Exit(commands.show(key, as_json=json))
+    raise typer.Exit(commands.show(key, full=full, as_json=json))
 
 
 @runs.command()
@@ -231,6 +236,48 @@ def reconcile(
 
     verdict = Verdict.of(retry=retry, done=done, failed=failed, abort=abort)
     raise typer.Exit(decide(key, operation, verdict, as_json=json))
+
+
+@runs.command()
+def prune(
+    *,
+    older_than: Annotated[str | None, typer.Option(metavar="AGE", help="Ended so long ago: 30d, 12h, 90m.")] = None,
+    keep: Annotated[int | None, typer.Option(min=0, help="But keep so many of the newest that are over.")] = None,
+    status: Annotated[list[str] | None, typer.Option(help="Only of this status; may be given more than once.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only runs of this queue.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing; say what would be.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove runs that are over, with the runs below them; never one that works or waits."""
+    from vv_agent.cli.keep import prune as carry_out
+
+    code = carry_out(
+        older_than=older_than, keep=keep, statuses=status or [], queue=queue, dry_run=dry_run, as_json=json
+    )
+    raise typer.Exit(code)
+
+
+@runs.command()
+def export(
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys of runs.", autocompletion=_keys)],
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="A new file (without: stdout).")] = None,
+    move: Annotated[bool, typer.Option("--move", help="Then remove them here.")] = False,
+) -> None:
+    """Write runs, each with the runs below it, as JSON that `runs import` reads."""
+    from vv_agent.cli.keep import export as write
+
+    raise typer.Exit(write(keys, out=out, move=move))
+
+
+@runs.command("import")
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What `runs export` wrote; - for stdin.")],
+    json: Json = False,
+) -> None:
+    """Put exported runs into the store; a key that is taken is refused, and then nothing is done."""
+    from vv_agent.cli.keep import import_ as read
+
+    raise typer.Exit(read(file, as_json=json))
 
 
 Out = Annotated[str, typer.Option("--out", metavar="FOLDER", help="Where to write.")]

@@ -15,7 +15,8 @@ from vv_agent.errors import ConfigError
 if TYPE_CHECKING:
     from vv_agent.agent import Agent
     from vv_agent.app_server.host import TurnRequest
-    from vv_agent.app_server.protocol import ModelInfo
+    from vv_agent.app_server.server import AppServer
+    from vv_agent.app_server.sql import SqlThreadStore
     from vv_agent.config import RunConfig
     from vv_agent.llm.reference import ResolvedModelConfig
 
@@ -27,7 +28,7 @@ MAX_CYCLES = 80
 def serve(options: Mapping[str, str | None], *, timeout: float, store: str | None) -> int:
     """Serve on standard input and output until the client leaves. The exit code: 2 for what cannot be served."""
     try:
-        server = _server(options, timeout, store)
+        server, threads = _server(options, timeout, store)
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"vv-agent: {error}\n")
         return 2
@@ -41,11 +42,11 @@ def serve(options: Mapping[str, str | None], *, timeout: float, store: str | Non
 
         process.leave()
         return 0
-    server.processor.close_store()
+    threads.close()
     return 0
 
 
-def _server(options: Mapping[str, str | None], timeout: float, place: str | None) -> Any:
+def _server(options: Mapping[str, str | None], timeout: float, place: str | None) -> tuple[AppServer, SqlThreadStore]:
     """Everything is looked at before the first line is read."""
     missing = [name for name, value in options.items() if not (value and value.strip())]
     if missing:
@@ -72,12 +73,9 @@ def _server(options: Mapping[str, str | None], timeout: float, place: str | None
         config = replace(config, checkpoint_config=CheckpointConfig(store=process.store_at(settings.store)))
     threads = open_thread_store(place)
     runner = Runner(model_provider=provider, workspace=Path.cwd(), settings=settings)
-    return AppServer(
-        host(default_agent(), config, resolved),
-        store=threads,
-        transport=StdioJsonlTransport.taking_over(),
-        runner=runner,
-    )
+    serving = host(default_agent(), config, resolved)
+    transport = StdioJsonlTransport.taking_over()
+    return AppServer(serving, store=threads, transport=transport, runner=runner), threads
 
 
 def default_agent() -> Agent:

@@ -36,11 +36,11 @@ def resume_run(key: str, *, as_json: bool) -> int:
 
 
 def _summary(view: View, result: RunResult) -> dict[str, Any]:
-    observation = result.resume_observation
+    observation, raw = result.resume_observation, result.raw_result
     return {
         "key": view.head.key,
         "status": result.status.value,
-        "final_output": result.final_output,
+        "final_output": next((t for t in (raw.final_answer, raw.wait_reason, raw.error) if t is not None), None),
         "error": view.error,
         "error_code": result.error_code,
         "cycles": len(result.cycles),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vv_agent.checkpoint.record import Filter, Head, ParkReason, Posted, Signal, State
 from vv_agent.checkpoint.store import CheckpointStore, open_store
 from vv_agent.cli import render
-from vv_agent.cli.text import ago, command
+from vv_agent.cli.text import ago, command, safe
 from vv_agent.cli.view import Step, View, existing, lines, place, read_events, read_view, row, timeline
 from vv_agent.errors import CheckpointError, ConfigError
 from vv_agent.settings import Settings, read_settings
@@ -45,19 +45,25 @@ def code_of(head: Head) -> int:
 # Looking.
 
 
-def list_runs(*, status: str | None, queue: str | None, limit: int, as_json: bool) -> int:
-    """The newest runs."""
+def list_runs(*, status: str | None, queue: str | None, limit: int, below: bool, as_json: bool) -> int:
+    """The newest runs; `below`: also those that other runs started."""
     if status is not None and status not in STATUSES:
         raise ConfigError("usage_invalid", f"--status {status!r} is not known; use one of {', '.join(STATUSES)}")
     with _store() as (store, _):
-        wanted = Filter(statuses=frozenset({status}) if status else None, queue=queue, limit=limit)
+        wanted = Filter(statuses=frozenset({status}) if status else None, queue=queue, limit=limit, roots=not below)
         heads, now, where = store.find(wanted), store.now(), place(store)
+    if not heads and not as_json:
+        sys.stderr.write(f"no runs in {where}{' that match' if status or queue else ''}\n")
+        return 0
+    return table_of(heads, now, as_json=as_json)
+
+
+def table_of(heads: Sequence[Head], now: int, *, as_json: bool) -> int:
+    """Runs, one a line."""
     if as_json:
         render.as_json([row(head, now) for head in heads])
-    elif heads:
-        render.table(_COLUMNS, [_short_row(head, now) for head in heads])
     else:
-        sys.stderr.write(f"no runs in {where}{' that match' if status or queue else ''}\n")
+        render.table(_COLUMNS, [_short_row(head, now) for head in heads])
     return 0
 
 
@@ -71,19 +77,25 @@ def _short_row(head: Head, now: int) -> dict[str, Any]:
     return {**row(head, now), "age": ago(now - head.created_at)}
 
 
-def show(key: str, *, as_json: bool) -> int:
-    """One run: where it stands, what happened, what can be done."""
+def show(key: str, *, full: bool, as_json: bool) -> int:
+    """One run: where it stands, what happened, what can be done; `full`: and what was said."""
     with _store() as (store, _):
         view = read_view(store, key)
         events = [event for _, event in read_events(store, key)]
     if as_json:
         told = [{"at": at, "text": text.strip()} for at, text in timeline(events)]
-        render.as_json({**view.to_json(), "timeline": told})
+        said = {"messages": [message.to_wire() for message in view.said]} if full else {}
+        render.as_json({**view.to_json(), "timeline": told, **said})
         return code_of(view.head)
     render.pairs(lines(view))
     render.say("\ntimeline")
     for at, text in timeline(events):
         render.say(f"  {at}  {text}")
+    if full:
+        render.say("\nmessages")
+    for message in view.said if full else ():
+        calls = "".join(f"\n  calls {call.name} {call.arguments}" for call in message.tool_calls)
+        render.say(safe(f"[{message.role}] {message.content}{calls}", lines=True))
     say_next(view.next)
     return code_of(view.head)
 
@@ -247,8 +259,7 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
     """Decide on a call that waits for a yes."""
     from vv_agent import process
     from vv_agent.approvals import ApprovalDecision
-    from vv_agent.launch import decide, shown_to
-    from vv_agent.runtime.inbox import approval_signal
+    from vv_agent.launch import decide_approval
 
     if [allow, allow_session, deny is not None].count(True) != 1:
         raise ConfigError("usage_invalid", "give exactly one of --allow, --allow-session, --deny REASON")
@@ -258,9 +269,9 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
         decision = ApprovalDecision.allow() if allow else ApprovalDecision.allow_session()
     with _store() as (store, settings):
         existing(store, key)
-        asking, digest = shown_to(store, key, request)
-        decide(store, process.dispatcher_for(store, settings), asking, approval_signal(request, decision, digest))
-        return _told(read_view(store, key), "the decision is posted", as_json)
+        new = decide_approval(store, process.dispatcher_for(store, settings), key, request, decision)
+        said = "the decision is posted" if new else "the decision was posted before"
+        return _told(read_view(store, key), said, as_json)
 
 
 def raise_budget(
@@ -300,7 +311,7 @@ def _check_operation(view: View, operation: str) -> None:
         raise ConfigError(
             "usage_invalid",
             f"run {view.head.key!r} does not wait for a decision about {operation!r} but about {known!r}; "
-            f"give that one: {command('runs', 'reconcile', view.head.key, known)} --retry",
+            f"give that one: {command('runs', 'reconcile', view.head.key, known, options='--retry')}",
         )
 
 

@@ -25,9 +25,12 @@ def ago(milliseconds: int) -> str:
     return f"{seconds}s"
 
 
-def command(*words: str) -> str:
-    """A command of ours, quoted so that it can be copied into a shell."""
-    return shlex.join(("vv-agent", *words))
+def command(*words: str, options: str = "") -> str:
+    """A command of ours, quoted so that it can be copied into a shell; a key like `-x` stands after a `--`."""
+    at = next((n for n, word in enumerate(words) if word.startswith("-")), None)
+    if at is None:
+        return " ".join(filter(None, (shlex.join(("vv-agent", *words)), options)))
+    return " ".join(filter(None, (shlex.join(("vv-agent", *words[:at])), options, "--", shlex.join(words[at:]))))
 
 
 def safe(text: str, *, lines: bool = False) -> str:

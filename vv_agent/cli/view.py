@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vv_agent.checkpoint.record import Head, ParkReason, Snapshot, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.cli.text import ago, command, iso, iso_ms, short
 from vv_agent.errors import CheckpointError
+from vv_agent.messages import Message
 
 _INCOMPATIBLE_AFTER_MS = 600_000
 """A run that workers refuse for so long is labelled; until then one that can serve it may just not have come by."""
@@ -51,6 +54,8 @@ class View:
     holder: str | None
     """That process, in words."""
     unread: int
+    said: tuple[Message, ...]
+    """All messages of the run, also those that memory has put a summary in place of."""
 
     @property
     def over(self) -> bool:
@@ -151,6 +156,7 @@ def read_view(store: CheckpointStore, key: str) -> View:
     definition = RunDefinition.decode(store.definition(head.definition))
     held = head.state is State.CLAIMED and head.lease_until > snapshot.now
     gone = is_dead(head.owner or "")
+    told = {signal.id for signal in snapshot.signals}
     return View(
         head=head, now=snapshot.now, agent=body.agent,
         model=f"{definition.model.backend}/{definition.model.model_id}", question=result.wait_reason,
@@ -158,7 +164,8 @@ def read_view(store: CheckpointStore, key: str) -> View:
         error=result.error, error_code=result.error_code, tokens=result.token_usage.total_tokens,
         served=served(store, head), holder_alive=held and not gone, unread=len(snapshot.signals),
         exhausted=result.budget_exhaustion.to_wire() if result.budget_exhaustion else None,
-        approvals=tuple(approval.model_dump(mode="json") for approval in result.approvals()),
+        said=tuple(transcript.history),
+        approvals=tuple(a.model_dump(mode="json") for a in result.approvals() if a.interruption_id not in told),
         holder=_holder(head.owner, gone) if head.state is State.CLAIMED and head.owner else None,
     )  # fmt: skip
 
@@ -199,7 +206,8 @@ def _next(view: View) -> Sequence[Step]:
     if head.state is State.PARKED:
         return _of_parked(view)
     if view.unread and not view.served and not view.holder_alive:
-        return (Step("a decision, answer or cancel is posted; carry it out here", command("resume", head.key)),)
+        go_on = Step("a decision, answer or cancel is posted; carry it out here", command("resume", head.key))
+        return (*_approvals(head.key, view.approvals), go_on)
     if label(head, view.now):
         return (
             Step(f"no worker can serve it ({head.refusal}); correct that and start one", _worker(head)),
@@ -246,25 +254,25 @@ def _raise_budget(key: str, exhausted: Mapping[str, Any]) -> Step:
     option = f"--calls {tool}=N" if tool else _LIMITS.get(str(exhausted.get("dimension")), "--total-tokens N")
     used, limit, unit = (exhausted.get(name) for name in ("observed", "limit", "unit"))
     why = f"its budget is used up ({exhausted.get('dimension')}: {used} of {limit} {unit}); give it another limit"
-    return Step(why, f"{command('runs', 'raise-budget', key)} {option}")
+    return Step(why, command("runs", "raise-budget", key, options=option))
 
 
 def _approvals(key: str, approvals: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
     for asked in approvals:
-        base = command("runs", "approve", key, asked["interruption_id"])
+        base = partial(command, "runs", "approve", key, asked["interruption_id"])
         what = f"{asked['tool_name']} {short(json.dumps(asked['arguments'], ensure_ascii=False), 200)}"
-        yield Step(f"it wants to call {what}; let it", f"{base} --allow")
-        yield Step("and every later call of that tool in this run", f"{base} --allow-session")
-        yield Step("do not let it", f"{base} --deny REASON")
+        yield Step(f"it wants to call {what}; let it", base(options="--allow"))
+        yield Step("and every later call of that tool in this run", base(options="--allow-session"))
+        yield Step("do not let it", base(options="--deny REASON"))
 
 
 def _decisions(key: str, observation: dict[str, Any]) -> Sequence[Step]:
-    base = command("runs", "reconcile", key, str(observation.get("operation_id", "OPERATION")))
+    base = partial(command, "runs", "reconcile", key, str(observation.get("operation_id", "OPERATION")))
     return (
-        Step("it was not carried out, or may be repeated: make it again", f"{base} --retry"),
-        Step("it was carried out: go on with this outcome", f"{base} --done TEXT"),
-        Step("it certainly failed: go on with this error", f"{base} --failed TEXT"),
-        Step("nobody can know: end the run as failed", f"{base} --abort TEXT"),
+        Step("it was not carried out, or may be repeated: make it again", base(options="--retry")),
+        Step("it was carried out: go on with this outcome", base(options="--done TEXT")),
+        Step("it certainly failed: go on with this error", base(options="--failed TEXT")),
+        Step("nobody can know: end the run as failed", base(options="--abort TEXT")),
     )
 
 
@@ -273,7 +281,7 @@ def _worker(head: Head) -> str:
 
     if head.queue in (None, DEFAULT_QUEUE):
         return command("worker")
-    return command("worker", "--queue", str(head.queue))
+    return command("worker", options=f"--queue {shlex.quote(str(head.queue))}")
 
 
 # For people.

@@ -46,7 +46,6 @@ def provider_body(request: ModelRequest, model_id: str) -> dict[str, Any]:
     wire = settings.to_wire()
     body: dict[str, Any] = {
         "model": model_id,
-        "messages": provider_messages(request.messages),
         "stream": True,
         "stream_options": {"include_usage": True},
         **{name: wire[name] for name in _SENT_AS_THEY_ARE if name in wire},
@@ -54,6 +53,7 @@ def provider_body(request: ModelRequest, model_id: str) -> dict[str, Any]:
     if request.tools:  # providers refuse the two options without tools
         body["tools"] = [dict(tool) for tool in request.tools]
         body.update({name: wire[name] for name in ("tool_choice", "parallel_tool_calls") if name in wire})
+    body["messages"] = provider_messages(request.messages)  # last: what comes before is the same in every request
     return {**body, **wire.get("extra_args", {}), **wire.get("extra_body", {})}
 
 

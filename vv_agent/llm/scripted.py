@@ -124,8 +124,10 @@ class ScriptedProvider:
     BACKEND = "scripted"
     MODEL = "demo-model"
 
-    def __init__(self, steps: Sequence[Step], *, delay: float = 0.0, usage: Mapping[str, Any] | None = None) -> None:
-        self._model = ScriptedModel(steps, delay=delay, usage=usage)
+    def __init__(
+        self, steps: Sequence[Step], *, delay: float = 0.0, usage: Mapping[str, Any] | None = None, aside: Step = ""
+    ) -> None:
+        self._model = ScriptedModel(steps, delay=delay, usage=usage, aside=aside)
 
     def resolve(self, model: ModelRef) -> ResolvedModelConfig:
         if model.backend_name not in (None, self.BACKEND):

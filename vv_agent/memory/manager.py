@@ -17,6 +17,8 @@ Mode = Literal["none", "micro", "structural", "summary", "emergency"]
 _NONE: Mode = "none"
 MAX_FILES, FILE_TOKENS, FILES_TOKENS = 10, 5_000, 30_000
 """Files put back after a summary, and tokens of each and of all; a quarter of the threshold at most."""
+_WORTH_A_SUMMARY = 8
+"""What could be summarised is at least the room's 8th: else a long task would have each cycle pay for a summary."""
 DROP_STEP = 0.2
 """Part of the messages an emergency drops more at each attempt."""
 
@@ -124,9 +126,20 @@ class MemoryManager:
             stages.without_images(now), self.config, self._keep, kept_last=self.config.tool_result_keep_last
         )
         now, mode, length = self._stage(now, shrunk, "structural", mode, length)
-        if (not force and length <= self.room.effective_threshold) or len(now) <= 2:
+        # Just below the threshold, the next cycles would have to do the same again, each for a little.
+        if (not force and length <= self.room.microcompact_threshold) or len(now) <= 2:
+            return Compaction(tuple(now), mode)
+        if (
+            not force
+            and self.count(now) - self.count(self._head(now)) < self.room.effective_threshold // _WORTH_A_SUMMARY
+        ):
             return Compaction(tuple(now), mode)
         return self._summarised(now)
+
+    def _head(self, messages: Sequence[Message]) -> list[Message]:
+        """What a summary leaves as it is: the system messages, and the first of the user."""
+        first = next((place for place, message in enumerate(messages) if message.role == "user"), -1)
+        return [message for place, message in enumerate(messages) if message.role == "system" or place == first]
 
     def _stage(
         self, before: list[Message], after: list[Message], name: Mode, mode: Mode, length: int

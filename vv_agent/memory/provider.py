@@ -83,11 +83,13 @@ class MemoryProvider:
 
 
 class CompactionExhaustedError(LlmError):
-    """The model went on refusing the prompt as too long, whatever was left out of it."""
+    """The model went on refusing the prompt as too long, whatever was left out of it (`model_context_length`)."""
+
+    _KIND = "context_length"
 
     def __init__(self, attempts: int, last: str) -> None:
         super().__init__(
-            "compaction_exhausted",
+            self._KIND,
             f"Context compaction failed after {attempts} consecutive attempts. Last error: {last}",
             definite=True,
         )

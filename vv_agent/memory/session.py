@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from vv_agent.errors import ToolError
 from vv_agent.memory.summary import first_array, rendered
 from vv_agent.memory.tokens import estimate
 from vv_agent.messages import Message
@@ -64,7 +65,7 @@ class SessionMemoryEntry:
         weight = importance if isinstance(importance, int) and not isinstance(importance, bool) else 5
         return cls(
             category if category in CATEGORIES else "key_fact",
-            value["content"].strip().replace(_OPEN, "").replace(_CLOSE, ""),
+            value["content"].strip().replace(_OPEN, "").replace(_CLOSE, "").encode("utf-8", "replace").decode(),
             source if isinstance(source, int) else cycle,
             min(max(weight, 1), 10),
         )
@@ -165,7 +166,7 @@ class SessionMemory:
         data = json.dumps(self.state.to_wire(), ensure_ascii=False, indent=1).encode("utf-8", "replace")
         try:
             self.workspace.write_bytes(self.path, data, before_rename=self.check)
-        except OSError:
+        except (OSError, ToolError):
             return
 
     def on_compaction(self, *, current_tokens: int | None = None) -> None:

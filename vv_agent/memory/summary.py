@@ -251,7 +251,8 @@ def compressed(
         )
     if paths:
         parts.append(_tagged(_ARTIFACTS, "\n".join(paths)))
-    return [*(message for message in messages if message.role == "system"), Message("user", "\n\n".join(parts))]
+    text = "\n\n".join(parts).encode("utf-8", "replace").decode()  # JSON may have brought half a surrogate pair
+    return [*(message for message in messages if message.role == "system"), Message("user", text)]
 
 
 def key_files(summary: Mapping[str, Any]) -> list[str]:

@@ -45,6 +45,8 @@ class Children:
         return cls(tasks, {int(position): dict(wait) for position, wait in stored.get("waits", {}).items()})
 
     def stored(self) -> dict[str, Any]:
+        if not self.tasks and not self.waits:
+            return {}
         kept = {"tasks": self.tasks, "waits": {str(position): wait for position, wait in self.waits.items()}}
         return {name: value for name, value in kept.items() if value}
 

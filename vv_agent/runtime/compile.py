@@ -18,6 +18,7 @@ from vv_agent.definition import LINK, CapabilityRef, RunDefinition
 from vv_agent.definition_rules import has_credential, normalised, stable_ref
 from vv_agent.errors import CheckpointError, ConfigError
 from vv_agent.hooks import Hooks, hooks_of, output_schema
+from vv_agent.llm.base import Model
 from vv_agent.llm.client import as_model
 from vv_agent.llm.reference import ModelProvider, ModelRef, ResolvedModelConfig
 from vv_agent.llm.settings import ModelSettings
@@ -149,8 +150,8 @@ def _compile(
         layers, text, ref, resolved, settings, policy, tools, registry.replaced_schemas(), files, numbers, refs
     )
     definition = normalised(parts.describe(opening.prompt))
-    model = as_model(layers.provider.client(resolved))
-    return Program(
+    model = _client(layers, resolved)
+    program = Program(
         definition=definition, model=model, resolved=resolved, settings=settings,
         tools={tool.name: tool for tool in tools}, policy=policy, workspace=files,
         before_cycle_messages=config.before_cycle_messages, interruption_messages=config.interruption_messages,
@@ -164,6 +165,8 @@ def _compile(
         provider=layers.provider, memory_providers=config.memory_providers,
         hooks=parts.hooks,
     )  # fmt: skip
+    program.memory  # noqa: B018 - its models must be there
+    return program
 
 
 def _link(name: str, program: Program) -> CapabilityRef:
@@ -401,6 +404,20 @@ def _checkpoint_policy(checkpoint: CheckpointConfig | None) -> dict[str, Any]:
         "ambiguous_tool_policy": str(values.ambiguous_tool_policy),
         "max_extension_state_bytes": values.max_extension_state_bytes,
     }
+
+
+def _client(layers: Layers, resolved: ResolvedModelConfig) -> Model:
+    """What is called for the model, with a copy of each call if that is wanted."""
+    client, folder = layers.provider.client(resolved), layers.config.debug_dump_dir
+    if folder is None:
+        return as_model(client)
+    if layers.elsewhere:
+        raise ConfigError(
+            "run_config_invalid", "workers write no debug_dump_dir; use it with execution_mode='inline' or 'threaded'"
+        )
+    from vv_agent.llm.dump import DumpingModel
+
+    return DumpingModel(client, folder)
 
 
 def _describe_tool(tool: Tool, schema: Mapping[str, Any] | None) -> dict[str, Any]:

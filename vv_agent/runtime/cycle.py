@@ -21,6 +21,7 @@ from vv_agent.runtime import (
     extensions,
     guards,
     handoff,
+    hooks,
     journal,
     memory,
     model_call,
@@ -113,7 +114,7 @@ def _decided(run: Run, decide: Callable[[Run], Decision]) -> Decision | None:
         run.save(Park(ParkReason.CHILDREN, due_in=run.children.due_in(run.engine.store.now())))
     except (HookFailed, ApprovalFailed) as error:
         tool_calls.close_open_calls(run, "The run failed before this call.")
-        return output.failed(error.message, error.code)
+        return output.failed(str(error) if isinstance(error, HookFailed) else error.message, error.code)
     return None
 
 
@@ -172,7 +173,7 @@ def _advance(run: Run) -> Decision:
     _account(run, Account.begin)
     if run.turn is None:
         _account(run, Account.before_model)
-        memory.keep_within(run)
+        memory.keep_within(run, hooks.rewriting(run))
         try:
             _prepare(run)
         except Exception as error:  # the host's own function

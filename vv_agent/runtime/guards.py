@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from vv_agent.checkpoint.identity import model_operation_id
-from vv_agent.checkpoint.reconciliation import ABORT_CODE, RecoveryAction
+from vv_agent.checkpoint.reconciliation import ABORT_CODE
 from vv_agent.checkpoint.record import Progress
-from vv_agent.errors import VVAgentError
+from vv_agent.errors import LlmError, VVAgentError
 from vv_agent.hooks import (
     GuardrailResult,
     OutputRepairRequest,
@@ -31,6 +31,8 @@ VALIDATION_CODE = "output_validation_failed"
 VALIDATOR_CODE = "output_validator_error"
 CONTRACT_CODE = "output_validator_contract_invalid"
 REPAIR_CODE = "repair_provider_error"
+SLOT = "repair"
+"""The call site of a repair in its cycle."""
 _NEVER = (CompletionReason.CANCELLED, CompletionReason.BUDGET_EXHAUSTED)
 
 
@@ -48,8 +50,9 @@ def checked(run: Run, decision: Decision) -> Decision:
 
 
 def _settled(run: Run, decision: Stop) -> bool:
-    """Whether there is nothing to look at: the end was decided under an earlier claim, or asks for an approval."""
-    decided = run.body.segment in run.transcript.candidates
+    """Whether there is nothing to look at: the end was decided under an earlier claim, hands the run on, or asks for an
+    approval."""
+    decided = decision.to is not None or run.body.segment in run.transcript.candidates
     return decided or (decision.status is AgentStatus.WAIT_USER and bool(run.approvals.open()))
 
 
@@ -161,7 +164,7 @@ def _repaired(run: Run, output: str, verdict: OutputValidationResult) -> tuple[s
     """The repaired text, or why there is none: a model call of its own, recorded before it is made and once it is done.
     A Stop when an operator gave it up."""
     if run.cycle not in run.transcript.repairs:
-        name = model_operation_id(run.cycle, "repair")
+        name = model_operation_id(run.cycle, SLOT)
         if (stop := _settled_repair(run, name)) is not None:
             return stop, None
         if run.cycle not in run.transcript.repairs:
@@ -171,13 +174,17 @@ def _repaired(run: Run, output: str, verdict: OutputValidationResult) -> tuple[s
 
 def _settled_repair(run: Run, name: str) -> Stop | None:
     """Settle a repair that an earlier claim began."""
-    recovery = journal.settle_side_call(run, name)
-    if recovery is None or isinstance(recovery, Stop):
-        return recovery
-    if recovery.action is RecoveryAction.REPLAY:
-        receipt, error = recovery.entry.receipt, recovery.entry.error
-        text = str(receipt.get("content", "")) if receipt is not None else None
-        run.log(["v", run.cycle, text, error.message if error else None])
+    if name not in run.journal:
+        return None
+    try:
+        known = journal.settle_aside(run, SLOT)
+    except LlmError as error:
+        run.log(["v", run.cycle, None, error.message])
+        return None
+    if isinstance(known, Stop):
+        return known
+    if known is not None:
+        run.log(["v", run.cycle, str(known.get("content", "")), None])
     return None
 
 

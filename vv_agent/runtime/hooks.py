@@ -105,12 +105,19 @@ def orchestrator(run: Run) -> ToolOrchestrator:
 # Runtime hooks.
 
 
-def before_compact(run: Run, messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages to compact."""
-    for hook in _having(run, "before_memory_compact"):
-        found = _ask(run, hook.before_memory_compact, HookEvent(**_seen(run, messages)), (list, tuple))
-        messages = messages if found is None else found
-    return messages
+def rewriting(run: Run) -> Callable[[Sequence[Message]], Sequence[Message]] | None:
+    """What hooks make of the messages before memory looks at them; None without such hooks."""
+    hooks = _having(run, "before_memory_compact")
+
+    def rewritten(messages: Sequence[Message]) -> Sequence[Message]:
+        for hook in hooks:
+            found = _ask(run, hook.before_memory_compact, HookEvent(**_seen(run, messages)), (list, tuple))
+            if found is not None and not all(isinstance(message, Message) for message in found):
+                raise HookFailed(HOOK_CODE, f"{_named(hook.before_memory_compact)} gave something that is no Message")
+            messages = messages if found is None else [Message.from_wire(storable(m.to_wire())) for m in found]
+        return messages
+
+    return rewritten if hooks else None
 
 
 def before_llm(run: Run) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]]]:
@@ -142,8 +149,10 @@ def _permitted(run: Run, tools: Iterable[Mapping[str, Any]]) -> Iterator[Mapping
 
 def note_shown(run: Run, tools: Sequence[Mapping[str, Any]]) -> None:
     """Note which tools the model was shown, where that is not what it is shown anyway."""
+    if not run.program.hooks.runtime:
+        return
     names = [name_of(schema) for schema in tools]
-    if run.program.hooks.runtime and names != [name_of(schema) for schema in shown(run)]:
+    if names != [name_of(schema) for schema in shown(run)]:
         run.log(["n", run.cycle, names])
 
 
@@ -181,13 +190,15 @@ def before_tool_call(run: Run, position: int, context: Callable[[], ToolContext]
     return ToolExecutionResult.from_wire(found) if found else None
 
 
-def after_tool_call(run: Run, position: int, context: ToolContext, result: ToolExecutionResult) -> ToolExecutionResult:
+def after_tool_call(
+    run: Run, position: int, context: Callable[[], ToolContext], result: ToolExecutionResult
+) -> ToolExecutionResult:
     """The result that is stored. When a hook fails, the tool's own is withheld (the hook may have had to take something
     out of it) and the run fails once the batch is settled."""
     assert run.turn is not None
     call = run.turn.call(position)
     for hook in _having(run, "after_tool_call"):
-        event = AfterToolCallEvent(**_seen(run, run.transcript.messages), call=call, context=context, result=result)
+        event = AfterToolCallEvent(**_seen(run, run.transcript.messages), call=call, context=context(), result=result)
         try:
             given = _checked(awaited(hook.after_tool_call(event)), ToolExecutionResult)
         except (Exception, SystemExit) as error:

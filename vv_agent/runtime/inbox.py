@@ -137,6 +137,11 @@ class Inbox:
         self.consumed += children
         return list(children.values())
 
+    @property
+    def hears(self) -> bool:
+        """Whether something was said that waits to be handed over."""
+        return bool(self._words)
+
     def give_words(self, words: Words) -> None:
         """Hand over what was said; the next save consumes it."""
         for kind, message in self._words.values():
@@ -183,6 +188,8 @@ def reconcile_signal(
 
 
 def answer_signal(signal_id: str, text: str) -> Signal:
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError("answer_invalid", f"an answer is a text that is not blank, not {text!r}")
     return Signal(signal_id, "answer", pack({"input": clean(text)}))
 
 

@@ -149,19 +149,6 @@ def settle_tools(run: Run) -> Stop | None:
     return stop
 
 
-def settle_side_call(run: Run, name: str) -> Recovery | Stop | None:
-    """Settle a model call beside the main one that an earlier claim began; None if there is none. Like `recover`."""
-    entry = run.journal.get(name)
-    if entry is None or entry["state"] == "planned":
-        return None
-    unresolved: list[dict[str, Any]] = []
-    recovery = _decide(run, _model_entry(run, name, entry))
-    stop = _apply(run, name, entry, recovery, unresolved)
-    if unresolved:
-        raise Unresolved(unresolved[0])
-    return stop or recovery
-
-
 def observation(run: Run) -> dict[str, Any] | None:
     """The first call that was started and cut off or never heard of, for a run that ends without settling it."""
     for position in range(len(run.turn.calls) if run.turn is not None else 0):

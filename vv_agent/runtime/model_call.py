@@ -69,7 +69,12 @@ def call_model(run: Run) -> ModelResponse:
 
 def call_aside(run: Run, slot: str, model: Model, request: ModelRequest) -> ModelResponse:
     """The same for a model call beside the turn: nobody sees its text as it comes."""
-    return _until_known(run, slot, lambda: _carried_out(run, model, request, lambda part: None))
+
+    def once() -> ModelResponse:
+        attempt = replace(request, cancellation=CancellationToken())
+        return _carried_out(run, model, attempt, lambda part: None)
+
+    return _until_known(run, slot, once)
 
 
 def _until_known(run: Run, slot: str, call: Callable[[], ModelResponse]) -> ModelResponse:
@@ -115,7 +120,6 @@ def _once(run: Run, asked: Asked) -> ModelResponse:
 
 def _carried_out(run: Run, model: Model, request: ModelRequest, show: Callable[[Part], object]) -> ModelResponse:
     run.hold.check()
-    request = replace(request, cancellation=CancellationToken())  # of this attempt
 
     def work() -> ModelResponse:
         with _probed(run), _border(request.model_id):

@@ -157,14 +157,13 @@ def agent_result(
         )
         for turn in turns
     ]
-    usage = aggregate([
-        *(CycleTokenUsage(cycle_index=r.index, usage=r.token_usage) for r in records),
-        *(
-            CycleTokenUsage(cycle_index=body.index(cycle), usage=normalize_token_usage(*reported))
-            for cycle, *reported in transcript.asides
-            if first <= cycle < _committed(head)
-        ),
-    ])  # fmt: skip
+    usages = [CycleTokenUsage(cycle_index=r.index, usage=r.token_usage) for r in records]
+    usages += [
+        CycleTokenUsage(cycle_index=body.index(cycle), usage=normalize_token_usage(*reported))
+        for cycle, *reported in transcript.asides
+        if first <= cycle < _committed(head)
+    ]
+    usage = aggregate(sorted(usages, key=lambda one: one.cycle_index))
     end = transcript.ends.get(body.segment, {}) if ending is None else ending.to_log()
     waits = head.reason is ParkReason.APPROVAL and not end
     status = AgentStatus.WAIT_USER if waits else AgentStatus(end.get("status", head.status))

@@ -263,6 +263,11 @@ class Programs:
             else:
                 self._roots = {below: root for below, root in self._roots.items() if root != key}
 
+    def live_type(self, key: str, definition: str) -> Any:
+        """The output type a starter of this process gave the run."""
+        mine = [live.hooks.output_type for live in self._live.get(key, ()) if live.definition.digest == definition]
+        return mine[-1] if mine else None
+
     def get(self, recipe: CycleRecipe) -> Program:
         """The program of a run; `CannotServe` when this process has not what it takes."""
         for live in reversed(self._live.get(self._roots.get(recipe.key, recipe.key), ())):
@@ -320,7 +325,7 @@ class Programs:
         model = provider.client(resolved)
         assert isinstance(model, Model)
         predicate = definition.tool_policy.predicate_ref
-        return Program(
+        program = Program(
             definition=definition,
             model=model,
             resolved=resolved,
@@ -346,6 +351,8 @@ class Programs:
                 self._object(refs[slot]) for slot in sorted(refs, key=_number) if slot.startswith(MEMORY_SLOT)
             ],
         )
+        program.memory  # noqa: B018 - its models must be there
+        return program
 
     def _provider(self, refs: Mapping[str, str]) -> tuple[ModelProvider, str]:
         name = refs.get(PROVIDER_SLOT)

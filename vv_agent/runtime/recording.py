@@ -55,6 +55,12 @@ def references(
     return {}
 
 
+def with_store_of(refs: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A definition's references with the event store of another one: where events go is not what a run does."""
+    kept = {slot: ref for slot, ref in refs.items() if slot not in (SLOT, CLOSED_SLOT)}
+    return kept | {slot: ref for slot, ref in stored.items() if slot in (SLOT, CLOSED_SLOT)}
+
+
 class Recorder:
     """What one claim knows of its run's event store."""
 

@@ -169,7 +169,8 @@ class Run:
 
     def observe(self, observation: dict[str, Any] | None) -> None:
         """Keep what is known of an operation whose outcome is unknown; None once it is settled."""
-        self.body = replace(self.body, observation=observation)
+        if observation != self.body.observation:
+            self.body = replace(self.body, observation=observation)
 
     # Saving.
 

@@ -35,8 +35,9 @@ def steered(run: Run) -> bool:
 
 def skips(run: Run, position: int) -> bool:
     """Whether a steer takes the place of a call: one that nobody was asked about and that was not begun."""
-    begun = approval.was_asked(run, position) or journal.operation_id(run, position) in run.journal
-    return steered(run) and not begun
+    if not steered(run):
+        return False
+    return not approval.was_asked(run, position) and journal.operation_id(run, position) not in run.journal
 
 
 def enter(run: Run) -> None:
@@ -88,4 +89,5 @@ def next_input(run: Run) -> Message | None:
 def _hear(run: Run) -> None:
     if run.hold.signalled:
         refreshed(run)
-    run.inbox.give_words(run.words)
+    if run.inbox.hears:
+        run.inbox.give_words(run.words)

@@ -80,7 +80,8 @@ def run_tools(run: Run) -> Stop | None:
     `journal.Unresolved` when nobody can tell.
     """
     while True:
-        _settle_children(run)
+        if run.children.tasks:
+            _settle_children(run)
         pending = _pending(run)
         if not pending and not run.children.waits:
             return None
@@ -110,7 +111,7 @@ def _settle_children(run: Run) -> None:
     for position, result, waited in delegation.settled(run):
         call = run.turn.call(position)
         key, attempt = journal.key_of(run, position), journal.attempt_of(run, position)
-        context = tool_context(run, call, CallState(run), attempt=attempt, key=key)
+        context = partial(tool_context, run, call, CallState(run), attempt=attempt, key=key)
         _complete(run, position, Outcome(hooks.after_tool_call(run, position, context, result), waited))
 
 
@@ -358,8 +359,9 @@ def _finish(run: Run, one: _Running) -> None:
             return
         outcome = Outcome(result, outcome.duration_ms)
     if not one.timed_out:
-        context = _context(run, one.prepared, CallState(run))
-        result = hooks.after_tool_call(run, one.prepared.position, context, outcome.result)
+        result = hooks.after_tool_call(
+            run, one.prepared.position, lambda: _context(run, one.prepared, CallState(run)), outcome.result
+        )
         outcome = Outcome(result, outcome.duration_ms)
     _complete(run, one.prepared.position, outcome)
 

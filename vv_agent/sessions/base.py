@@ -110,6 +110,10 @@ class StoredSession:
             raise ConfigError(
                 "session_invalid", f"a session needs an id, a text such as 'thread-1'; not {session_id!r}"
             )
+        if any("\ud800" <= character <= "\udfff" for character in session_id):
+            raise ConfigError(
+                "session_invalid", f"session id {session_id!r} has half a character; no store can hold it"
+            )
         self.session_id = session_id
         self._store = store
 
@@ -119,7 +123,7 @@ class StoredSession:
         return None if self._store.ref is None else f"{self._store.ref}#{quote(self.session_id, safe='')}"
 
     def get_items(self, limit: int | None = None) -> list[SessionItem]:
-        if limit is not None and (isinstance(limit, bool) or limit < 0):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise ConfigError("session_invalid", f"limit is {limit!r}; give 0 or more items, or None for all")
         return [] if limit == 0 else [decode_item(row) for row in self._store.read(self.session_id, limit)]
 
@@ -189,6 +193,11 @@ def item_to_wire(item: SessionItem) -> dict[str, Any]:
     Arguments that are no JSON object, as a model may write them, are stored as `{}`: the call failed, and its result
     says so.
     """
+    if not isinstance(item, Message):
+        what = (
+            f"an item of a session is a Message, not {type(item).__name__}; use Message(...) or Message.from_wire(item)"
+        )
+        raise CheckpointError("session_item_invalid", what)
     calls = tuple(replace(call, arguments=_arguments(call)) for call in item.tool_calls)
     return replace(item, tool_calls=calls).to_wire()
 

@@ -57,7 +57,12 @@ class Database:
         self, url: str, tables: MetaData, version: int, holds: str, *, pool: type[Pool] = NullPool,
         synchronous: str = "FULL",
     ) -> None:  # fmt: skip
-        target = make_url(url)
+        try:
+            target = make_url(url)
+        except exc.ArgumentError:
+            raise _no_url(url) from None
+        if target.get_backend_name() not in ("sqlite", "postgresql", "postgres"):
+            raise _no_url(url)
         self._holds = holds
         in_memory = target.database is None
         if in_memory:
@@ -136,6 +141,13 @@ class SqlSessionStore:
         with self._transaction() as connection:
             for table in (ITEM, COMMIT):
                 connection.execute(delete(table).where(table.c.session_id == session_id))
+
+
+def _no_url(url: object) -> StoreError:
+    shown = without_password(url) if isinstance(url, str) else url
+    return StoreError(
+        "store_url_invalid", f"{shown!r} names no store of sessions; use sqlite:///PATH or postgresql://..."
+    )
 
 
 class SqliteSessionStore(SqlSessionStore):

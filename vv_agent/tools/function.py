@@ -55,6 +55,9 @@ class FunctionTool:
             raise ConfigError("tool_timeout_invalid", f"tool {self.name}: timeout_seconds must be above 0, not {limit}")
         if self.tool_metadata is not None and not isinstance(self.tool_metadata, ToolMetadata):
             raise ConfigError("tool_metadata_invalid", f"tool {self.name}: tool_metadata must be a ToolMetadata")
+        if not isinstance(self.needs_approval, bool) and not callable(self.needs_approval):
+            wrong = f"needs_approval is True, False or a function, not {self.needs_approval!r}"
+            raise ConfigError("tool_approval_invalid", f"tool {self.name}: {wrong}")
         try:
             self.exposure = ToolExposure(self.exposure)
         except ValueError:

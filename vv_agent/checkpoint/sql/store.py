@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import insert, select, text
+from sqlalchemy import insert, inspect, select, text
 
 from vv_agent.checkpoint.record import Entry, EntryKind, Filter, Head, Presence, Signal, pack_head, unpack_head
 from vv_agent.checkpoint.sql.driver import (
@@ -80,6 +80,7 @@ class SqlStore(CheckpointStore):
         with self._engine.begin() as connection:
             if not self._sqlite:  # two processes must not create the tables at once
                 connection.execute(text("SELECT pg_advisory_xact_lock(7653421)"))
+            _refuse_sessions(connection, self.url)
             TABLES.create_all(connection)
             known = {row[0]: str(row[1]) for row in connection.execute(select(META.c.name, META.c.value))}
             if not known:
@@ -331,3 +332,9 @@ class _Transaction:
 
 def _signal(row: Sequence[Any]) -> Signal:
     return Signal(id=row[0], kind=row[1], body=bytes(row[2]), seq=row[3], at=row[4])
+
+
+def _refuse_sessions(connection: Any, url: str) -> None:
+    """A file that sessions began in: they need one of their own, and could not be opened any more."""
+    if connection.dialect.name == "sqlite" and inspect(connection).has_table("session_items"):
+        raise StoreError("store_incompatible", f"{url} holds sessions; runs need a file of their own")

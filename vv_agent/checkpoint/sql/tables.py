@@ -192,6 +192,8 @@ def listing(filter_: Filter, dialect: str) -> Any:
     for column, value in ((RUN.c.queue, filter_.queue), (RUN.c.root_key, filter_.root_key)):
         if value is not None:
             query = query.where(column == value)
+    if filter_.roots:
+        query = query.where(RUN.c.root_key == RUN.c.key)
     if filter_.states is not None:
         query = query.where(RUN.c.state.in_(sorted(filter_.states)))
     if filter_.statuses is not None:

@@ -1,0 +1,1 @@
+"""Runs as earlier releases wrote them, and the agents they belong to."""
