@@ -107,8 +107,8 @@ def _figures(language: str, cycles: int, report: dict[str, Any], watched: Watche
     return [
         Figure(f"largest prompt, {language}", report["peak"], "tokens", WINDOW, note),
         Figure(
-            f"least of a body that the next begins with, {language}", -100 * min(same), "-%", -90.0,
-            f"{len(same)} of {cycles - 1} cycles without compaction; all of them {100 * sum(same) / len(same):.2f} %",
+            f"most of a body that the next does not begin with, {language}", 100 * (1 - min(same)), "%", 10.0,
+            f"{len(same)} of {cycles - 1} cycles without compaction; mean {100 * (1 - sum(same) / len(same)):.4f} %",
         ),
         Figure(f"growth of bytes, {language}", slope(sizes), "exponent", 1.05, grown),
         Figure(f"growth of ms per cycle, {language}", slope(bins), "exponent", 0.1, slower),

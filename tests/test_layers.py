@@ -20,7 +20,7 @@ LAYERS = (
     "prompt skills memory tools.builtin",
     "runtime",
     "dispatch",
-    "runner launch following outcome run_handle result interactive agent_runtime testing process",
+    "runner launch following outcome run_handle result sub_tasks interactive agent_runtime testing process",
     "workers app_server cli",
 )
 """From below to above; a name stands for the module or the whole package."""

@@ -13,26 +13,9 @@ from tests.contract.aside import Cases
 from tests.contract.fixtures import load
 
 FIXTURE = load("public_api.json")
-Later = tuple[str, str]
 
 PLACES = "the import paths runtime.backends and runtime.stores (DESIGN 10); backends are in vv_agent.dispatch, stores in vv_agent.checkpoint"
 RECORD = "the record is ours (DESIGN 10): vv_agent.checkpoint.Head and Snapshot"
-
-HANDOFFS: Later = ("control", "hand-offs and sub-agents are not built yet")
-RUNTIME: Later = ("control", "the low-level runtime is not offered yet")
-TOOLS: Later = ("tools", "the other tools and workspaces are not built yet")
-
-CAPABILITIES: dict[Later, str] = {
-    HANDOFFS: "agent.background_task",
-    RUNTIME: "runtime_backend.cycle_runner runtime_backend.tool_call_runner",
-}
-DOMAINS: dict[str, Later] = {}
-"""Domains of which nothing is built yet."""
-SURFACES: dict[str, Later] = {}
-"""Objects that are not built yet."""
-MEMBERS: dict[Later, str] = {
-    HANDOFFS: "run_config.sub_task_manager",
-}
 
 
 def operations(surface: dict[str, Any]) -> list[dict[str, Any]]:
@@ -47,21 +30,11 @@ def operations(surface: dict[str, Any]) -> list[dict[str, Any]]:
 ALL = [(domain["id"], capability) for domain in FIXTURE["domains"] for capability in domain["capabilities"]]
 EVERY = [(surface, member) for surface in FIXTURE["surfaces"] for member in operations(surface)]
 ELSEWHERE = ("vv_agent.runtime.backends.", "vv_agent.runtime.stores.")
-
-
-def later(kind: str, table: dict[Later, str]) -> dict[str, Later]:
-    return {f"{kind}/{name}": issue for issue, names in table.items() for name in names.split()}
-
-
 CASES = Cases(
     "public_api.json",
     differs={f"name/{c['id']}": PLACES for _, c in ALL if c["python"].startswith(ELSEWHERE)}
     | {f"member/{s['id']}.{m['id']}": PLACES for s, m in EVERY if s["python_target"].startswith(ELSEWHERE)}
     | {f"name/{c['id']}": RECORD for _, c in ALL if c["python"] == "vv_agent.runtime.Checkpoint"},
-    pending={f"name/{c['id']}": DOMAINS[domain] for domain, c in ALL if domain in DOMAINS}
-    | {f"member/{s['id']}.{m['id']}": SURFACES[s["id"]] for s, m in EVERY if s["id"] in SURFACES}
-    | later("name", CAPABILITIES)
-    | later("member", MEMBERS),
 )
 
 

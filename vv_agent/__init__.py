@@ -68,6 +68,7 @@ _home("vv_agent.context", "ContextFragment ContextProvider ContextRequest")
 _home("vv_agent.config", "RunConfig ExecutionMode build_vv_llm_from_local_settings")
 _home("vv_agent.run_handle", "RunHandle RunHandleState RunHandleStatus")
 _home("vv_agent.runner", "Runner ConfiguredRunner")
+_home("vv_agent.sub_tasks", "BackgroundAgentTask SubTaskManager")
 _home(
     "vv_agent.interactive",
     "AgentSession AgentSessionEvent AgentSessionEventGapError AgentSessionOptions AgentSessionState "

@@ -124,6 +124,8 @@ from vv_agent.sessions.redis import RedisSessionStore as RedisSessionStore
 from vv_agent.sessions.sql import SqliteSession as SqliteSession
 from vv_agent.sessions.sql import SqliteSessionStore as SqliteSessionStore
 from vv_agent.sessions.sql import SqlSessionStore as SqlSessionStore
+from vv_agent.sub_tasks import BackgroundAgentTask as BackgroundAgentTask
+from vv_agent.sub_tasks import SubTaskManager as SubTaskManager
 from vv_agent.tool_metadata import ToolIdempotency as ToolIdempotency
 from vv_agent.tool_metadata import ToolMetadata as ToolMetadata
 from vv_agent.tool_metadata import ToolSideEffect as ToolSideEffect

@@ -207,6 +207,17 @@ class BudgetUsageSnapshot(Wire):
             unavailable_dimensions=(),
         )
 
+    def beyond(self, before: BudgetUsageSnapshot) -> BudgetUsageSnapshot:
+        """What was used of tokens, calls and time since an earlier snapshot of the same run."""
+
+        def more(name: str) -> int | None:
+            now, then = getattr(self, name), getattr(before, name)
+            return None if now is None or then is None else max(0, now - then)
+
+        amounts = {name: more(name) for name in ("total_tokens", "uncached_input_tokens", "elapsed_ms", "tool_calls")}
+        calls = Counter(self.tool_calls_by_name) - Counter(before.tool_calls_by_name)
+        return self.model_copy(update={**amounts, "tool_calls_by_name": dict(calls)})
+
     def latched(self, dimension: BudgetDimension) -> BudgetUnavailableDimension | None:
         """The mark of a dimension that is not measured any more."""
         return next((mark for mark in self.unavailable_dimensions if mark.dimension is dimension), None)

@@ -111,6 +111,8 @@ class RunConfig:
     checkpoint_key: str | None = None
     checkpoint_extensions: Sequence[CheckpointExtension] = ()
     reconciliation_provider: ReconciliationProvider | None = None
+    sub_task_manager: Any = None
+    """A `SubTaskManager`: it looks at the work that the run gives to other agents."""
 
     def __post_init__(self) -> None:
         check_max_cycles(self.max_cycles)
@@ -152,6 +154,7 @@ _OBJECTS = (
     ("approval_provider", "decide", "an ApprovalProvider"), ("approval_broker", "register", "an ApprovalBroker"),
     ("host_cost_meter", "read", "a HostCostMeter"), ("budget_limits", "to_wire", "RunBudgetLimits(...)"),
     ("workspace_backend", "read_bytes", "a WorkspaceBackend"),
+    ("sub_task_manager", "bind", "a SubTaskManager"),
     ("event_store", "replay", "a RunEventStore, e.g. JsonlRunEventStore(path)"),
 )  # fmt: skip
 """Options that are objects, with a method each of them has."""

@@ -365,6 +365,8 @@ class Runner:
         admitted = admit_run(engine, program, new, policy)
         start = Start(engine, backend, dispatcher, admitted, config)
         start.handle.resumer = self.start_resume
+        if config.sub_task_manager is not None:
+            config.sub_task_manager.bind(store, key)
         return start
 
     def _means(self, store: CheckpointStore) -> tuple[Engine, CycleDispatcher]:

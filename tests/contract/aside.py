@@ -17,12 +17,6 @@ import pytest
 ISSUES = frozenset({"cluster", "command line", "tools", "control", "memory", "people"})
 """The later issues a pending case may wait for."""
 WHOLE_FILES = {
-    name: f"pending: {issue}: {reason}"
-    for issue, reason, names in (
-        ("control", "hand-offs and sub-agents", "handoff_contract.json manager_tool_envelope.json"),
-    )
-    for name in names.split()
-} | {
     "checkpoint_sqlite_canonical.sql": "differs on purpose: storage forms are ours (DESIGN 10)",
     "distributed_worker_response.json": "differs on purpose: queue messages are ours (DESIGN 10)",
 }

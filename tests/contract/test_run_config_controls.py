@@ -48,12 +48,7 @@ def missing(fields: list[str]) -> list[str]:
 
 
 CONTROLS = {control["capability"]: control for control in FIXTURE["per_run_controls"]}
-CASES = Cases(
-    "run_config_controls.json",
-    pending={
-        "control/sub_task_manager": ("control", "a manager of sub-tasks that the host brings"),
-    },
-)
+CASES = Cases("run_config_controls.json")
 
 
 @pytest.mark.parametrize("name", FIXTURE["framework_defaults"])

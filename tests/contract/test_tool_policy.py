@@ -18,16 +18,7 @@ from vv_agent.tools.policy import CHECKS, ToolPolicy, merge_policies
 
 METADATA = load("tool_metadata.json")
 APPROVAL = load("approval_tool_policy.json")
-METADATA_CASES = Cases(
-    "tool_metadata.json",
-    pending={
-        name: (issue, reason)
-        for name, issue, reason in (
-            ("app_server_projection", "app server", "it needs the App Server"),
-            ("checkpoint", "control", "it needs a run with sub-agents"),
-        )
-    },
-)
+METADATA_CASES = Cases("tool_metadata.json")
 APPROVAL_CASES = Cases("approval_tool_policy.json")
 
 
@@ -95,9 +86,3 @@ def test_denials_of_every_layer_are_united() -> None:
     assert values == [("read", "write"), ("a", "\U0001f600", "\ue000"), True, ("z",)]
     empty = METADATA["policy_contract"]["missing_field_defaults"]
     assert {name: getattr(ToolPolicy(), name) or empty[name] for name in fields} == empty
-
-
-def test_what_waits_for_later_issues_is_listed() -> None:
-    for cases in (METADATA_CASES, APPROVAL_CASES):
-        for name in cases.pending:
-            cases.show(name)

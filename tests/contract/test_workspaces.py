@@ -28,8 +28,7 @@ from vv_agent.workspace import (
 
 FIXTURE = load("configured_sub_agent.json")
 FILTER = FIXTURE["workspace_filter"]
-LATER = [name for name in FIXTURE if name not in ("workspace_filter", "schema_version", "version", "contract")]
-CASES = Cases("configured_sub_agent.json", pending=dict.fromkeys(LATER, ("control", "hand-offs and sub-agents")))
+CASES = Cases("configured_sub_agent.json")
 
 
 @pytest.fixture
@@ -372,9 +371,3 @@ def test_a_catastrophic_filter_ends_with_an_error() -> None:
     workspace = DiscoveryFilteredWorkspaceBackend(MemoryWorkspaceBackend(), "^(([a-z])+.)+[A-Z]([a-z])+$")
     workspace.write_text("a" * 5000 + "b", "x")
     assert code(lambda: workspace.list_files("", "")) == "invalid_exclude_files_pattern"
-
-
-def test_what_the_fixture_says_of_sub_agents_waits_for_them() -> None:
-    for name in LATER:
-        CASES.show(name)
-    assert LATER

@@ -41,6 +41,9 @@ class Process:
         assert self.child.stdout is not None
         self.transport = StdioJsonlTransport(self.child.stdout, self.child.stdin)
 
+    def said(self) -> bytes:
+        return Path(self.log.name).read_bytes()
+
     def client(self) -> AppServerClient:
         self.wire = Recorder(self.transport)
         client = AppServerClient(self.wire, timeout=60)
@@ -77,6 +80,7 @@ def started(tmp_path: Path) -> Iterator[Any]:
     for process in processes:
         if process.child.poll() is None:
             process.kill()
+        process.gone()
 
 
 def finish(client: AppServerClient, timeout: float = 60) -> dict[str, Any]:
@@ -232,12 +236,14 @@ def test_a_client_that_reads_a_kilobyte_a_second_is_closed(started: Any, tmp_pat
     ]):  # fmt: skip
         process.transport.send(encode(request(number, method, params)))
     out, rss, heard = process.child.stdout, 0, bytearray()
-    began = time.monotonic()
-    while b"slow_reader" not in heard and time.monotonic() - began < 120:
-        heard += os.read(out.fileno(), 1024 if time.monotonic() - began < 20 else 65_536)
-        if process.child.poll() is None:
+    end = time.monotonic() + 120
+    while b"slow_reader" not in heard:
+        assert time.monotonic() < end
+        closed = b"reads too slowly" in process.said()
+        if not closed:
+            time.sleep(1.0)  # the client is what is slow here
             rss = max(rss, psutil.Process(process.child.pid).memory_info().rss)
-            time.sleep(1.0 if time.monotonic() - began < 20 else 0.0)  # the client is what is slow here
+        heard += os.read(out.fileno(), 65_536 if closed else 1024)
     assert b"slow_reader" in heard
     assert len(heard) < 600_000
     assert rss < 300 * 2**20

@@ -23,8 +23,11 @@ from vv_agent.app_server import (
     OutgoingRouter,
     SqlThreadStore,
 )
+from vv_agent.app_server.protocol import AppTurn
 from vv_agent.app_server.rpc import encode, request
+from vv_agent.app_server.sql import TurnRecord
 from vv_agent.checkpoint.config import CheckpointConfig
+from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.store import open_store
 from vv_agent.errors import StoreError
 from vv_agent.testing import FakeClock, ScriptedProvider, call, calls
@@ -672,7 +675,7 @@ def test_a_reader_that_is_too_slow_is_closed_and_misses_nothing_later() -> None:
         if method != "turn/start":
             assert theirs.receive()
     outbox = server.processor._router._boxes["client"]
-    until(lambda: outbox._full_since is not None, "the queue is full")
+    until(lambda: outbox._watched, "the queue is full")
     assert store.turns_of("running")
     clock.advance(10_000)
     until(lambda: outbox._closed, "it is closed")
@@ -687,3 +690,66 @@ def test_a_reader_that_is_too_slow_is_closed_and_misses_nothing_later() -> None:
     assert page.items[-1].payload == {"text": "x" * 8 * 500}
     assert [turn.status for turn in page.turns] == ["completed"]
     store.close()
+
+
+@pytest.mark.parametrize("how", ["no checkpoint", "no settings", "host"])
+def test_a_turn_that_cannot_be_taken_up_is_interrupted(how: str) -> None:
+    class Failing(DefaultAppServerHost):
+        def resolve_agent(self, request: Any) -> Any:
+            raise ValueError("not today")
+
+    store = MemoryThreadStore()
+    thread = store.new_thread("default", None, {}, 1.0)
+    turn = AppTurn(
+        turn_id=store.new_turn_id(), thread_id=thread.thread_id, run_id=None, status="running", started_at=1.0,
+        completed_at=None, input=GO,
+    )  # fmt: skip
+    store.put_turn(TurnRecord(turn, "gone"))
+    config = None if how == "no settings" else RunConfig(checkpoint_config=CheckpointConfig(store=MemoryStore()))
+    host = Failing(Agent(name="a", instructions="b"), config) if how == "host" else None
+    with Served(store=store, config=config, host=host) as served:
+        (left,) = served.read(thread.thread_id)["turns"]
+        assert left["status"] == "interrupted"
+        assert left["result"]["error"].startswith("the server stopped before the turn ended: ")
+        assert left["completedAt"] is not None
+    store.close()
+
+
+def test_a_follow_up_that_waited_for_a_completed_turn_begins_with_the_next_server(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/threads.db"
+    store = SqlThreadStore(url)
+    with Served(store=store) as served:
+        thread_id = served.thread()
+        served.run(thread_id)
+    queued = AppTurn(
+        turn_id=store.new_turn_id(), thread_id=thread_id, run_id=None, status="queued", started_at=1.0,
+        completed_at=None, input=GO,
+    )  # fmt: skip
+    store.put_turn(TurnRecord(queued))
+    store.close()
+    store = SqlThreadStore(url)
+    with Served(["Later."], store=store) as served:
+        until(lambda: store.turns_of("completed")[-1].turn.turn_id == queued.turn_id, "the follow-up has run")
+        assert served.read(thread_id)["turns"][-1]["result"]["finalOutput"] == "Later."
+    store.close()
+
+
+def test_a_follow_up_that_cannot_begin_is_failed_and_told() -> None:
+    refusals: list[str] = []
+
+    class Fussy(DefaultAppServerHost):
+        def resolve_agent(self, request: Any) -> Any:
+            if refusals:
+                raise ValueError(refusals[0])
+            return super().resolve_agent(request)
+
+    agent = Agent(name="a", instructions="b", tools=[wait_for_gate], no_tool_policy=NoToolPolicy.FINISH)
+    with Served([call("wait_for_gate"), "Done."], host=Fussy(agent)) as served:
+        thread_id = served.thread()
+        served.turn(thread_id)
+        served.client.follow_up_turn({"threadId": thread_id, "input": GO})
+        refusals.append("no quota")
+        GATE.set()
+        served.next("turn/completed", status="completed")
+        assert "no quota" in served.next("error/warning", code="follow_up")["message"]
+        assert [turn["status"] for turn in served.read(thread_id)["turns"]] == ["completed", "failed"]

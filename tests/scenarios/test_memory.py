@@ -226,6 +226,16 @@ def test_a_hook_may_change_what_is_compacted(store: CheckpointStore, tmp_path: P
     assert len(outcome.ok.raw_result.messages) == 5
 
 
+def test_a_hook_that_gives_no_messages_fails_the_run(store: CheckpointStore, tmp_path: Path) -> None:
+    class Wrong(RuntimeHook):
+        def before_memory_compact(self, event: Any) -> Any:
+            return ["no message"]
+
+    there = host(store, tmp_path)
+    there.checkpoint = {**RETRY, "capability_refs": {"runtime_hook:0": CapabilityRef(id="tests.wrong", version="1")}}
+    assert there.run(["done"], hooks=[Wrong()]).code == "runtime_hook_failed"
+
+
 def test_a_cancel_that_comes_during_a_summary_ends_the_run_with_its_history(
     store: CheckpointStore, tmp_path: Path
 ) -> None:

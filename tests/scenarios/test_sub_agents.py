@@ -228,7 +228,7 @@ def test_what_is_wrong_with_the_work_is_told_to_the_model() -> None:
     assert (told[0]["error_code"], told[0]["status"]) == ("invalid_sub_agent_system_prompt", "failed")
     assert told[1]["error"] == "Unknown sub-agent: nobody"
     assert told[2]["tasks"] == [{"task_id": "unknown", "status": "missing", "error": "Sub-task unknown not found."}]
-    assert (told[3]["error_code"], told[3]["task_id"]) == ("sub_task_not_found", "unknown")
+    assert (told[3]["error_code"], told[3]["details"]) == ("sub_task_not_found", {"task_id": "unknown"})
     pair = [e for e in result.events if e.type.startswith("sub_run")]
     assert [(e.type, e.status) for e in pair] == [("sub_run_started", "running"), ("sub_run_completed", "failed")]
 

@@ -9,21 +9,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from vv_agent.app_server.protocol import (
-    AppItem,
-    ApprovalRequestParams,
-    ApprovalResolveParams,
-    CheckpointSummary,
-    Decision,
-    InterruptionSummary,
-    ItemStatus,
-    ItemType,
-    Json,
-    Outcome,
-    Part,
-    TurnStatus,
-    Warned,
-)
+from vv_agent.app_server import protocol as wire
 from vv_agent.checkpoint.record import Head, State
 from vv_agent.events import (
     ApprovalRequestedEvent,
@@ -46,10 +32,10 @@ from vv_agent.runtime.body import Body
 class Shown:
     """An event as clients see it: an item with its notifications, and what is said besides."""
 
-    item: AppItem
-    notes: Sequence[tuple[str, Json]] = ()
+    item: wire.AppItem
+    notes: Sequence[tuple[str, wire.Json]] = ()
     """Methods with what their parameters have beside the item."""
-    besides: Sequence[tuple[str, Part]] = ()
+    besides: Sequence[tuple[str, wire.Part]] = ()
     kept: bool = True
     """The item is stored. Progress of a model that writes a call is not: it says nothing that lasts."""
 
@@ -60,7 +46,7 @@ class Projection:
 
     thread_id: str
     turn_id: str
-    arguments: dict[str, Json] = field(default_factory=dict)
+    arguments: dict[str, wire.Json] = field(default_factory=dict)
 
     def show(self, event: RunEvent) -> Shown | None:
         """None for an event that clients do not see. Of runs below the turn's, they see what somebody must decide."""
@@ -90,14 +76,14 @@ class Projection:
                 return self._completed(event, "agentMessage", {"text": event.final_output})
             case RunFailedEvent():
                 item = self.item(event, "error", "completed", {"message": event.error})
-                warned = Warned(message=event.error, code="run_failed")
+                warned = wire.Warned(message=event.error, code="run_failed")
                 return Shown(item, [("item/completed", {})], [("error/warning", warned)])
         if event.type == "tool_call_planned":
             self.arguments[event.tool_call_id] = event.arguments
         return None
 
-    def item(self, event: RunEvent, kind: ItemType, status: ItemStatus, payload: Json) -> AppItem:
-        return AppItem(
+    def item(self, event: RunEvent, kind: wire.ItemType, status: wire.ItemStatus, payload: wire.Json) -> wire.AppItem:
+        return wire.AppItem(
             item_id=f"item_{event.event_id}", thread_id=self.thread_id, turn_id=self.turn_id, type=kind, status=status,
             payload=payload, created_at=event.created_at, updated_at=event.created_at,
         )  # fmt: skip
@@ -114,14 +100,14 @@ class Projection:
         return Shown(item, [("item/completed", {})], [("approval/resolved", told)])
 
     def decision(
-        self, request_id: str, decision: Decision, reason: str, metadata: Mapping[str, Any]
-    ) -> ApprovalResolveParams:
-        return ApprovalResolveParams(
+        self, request_id: str, decision: wire.Decision, reason: str, metadata: Mapping[str, Any]
+    ) -> wire.ApprovalResolveParams:
+        return wire.ApprovalResolveParams(
             thread_id=self.thread_id, turn_id=self.turn_id, request_id=request_id, decision=decision,
             reason=reason or None, metadata=dict(metadata) or None,
         )  # fmt: skip
 
-    def _completed(self, event: RunEvent, kind: ItemType, payload: Json) -> Shown:
+    def _completed(self, event: RunEvent, kind: wire.ItemType, payload: wire.Json) -> Shown:
         return Shown(self.item(event, kind, "completed", payload), [("item/completed", {})])
 
     def _progress(self, event: ModelToolCallProgressEvent) -> Shown:
@@ -141,20 +127,20 @@ class Projection:
             "status": event.status, "directive": event.directive.value, "errorCode": event.error_code,
             "executionStarted": event.execution_started, "durationMs": event.duration_ms,
         }  # fmt: skip
-        ended: dict[str, ItemStatus] = {"success": "completed", "error": "failed"}
+        ended: dict[str, wire.ItemStatus] = {"success": "completed", "error": "failed"}
         item = self.item(event, "toolCall", ended.get(event.status, "inProgress"), payload)
         return Shown(item, [("item/completed", {})])
 
-    def _asked(self, event: ApprovalRequestedEvent) -> ApprovalRequestParams:
+    def _asked(self, event: ApprovalRequestedEvent) -> wire.ApprovalRequestParams:
         arguments = event.metadata.get("arguments", self.arguments.get(event.tool_call_id, {}))
-        return ApprovalRequestParams(
+        return wire.ApprovalRequestParams(
             request_id=event.request_id, thread_id=self.thread_id, turn_id=self.turn_id, preview=event.message,
             tool_call_id=event.tool_call_id, tool_name=event.tool_name, arguments=arguments,
         )  # fmt: skip
 
 
-def _call(event: ToolCallStartedEvent | ToolCallCompletedEvent) -> Json:
-    payload: Json = {"toolName": event.tool_name, "toolCallId": event.tool_call_id}
+def _call(event: ToolCallStartedEvent | ToolCallCompletedEvent) -> wire.Json:
+    payload: wire.Json = {"toolName": event.tool_name, "toolCallId": event.tool_call_id}
     if event.tool_metadata is not None:
         payload["toolMetadata"] = {to_camel(name): value for name, value in event.tool_metadata.to_wire().items()}
     return payload
@@ -162,7 +148,7 @@ def _call(event: ToolCallStartedEvent | ToolCallCompletedEvent) -> Json:
 
 # Turns.
 
-_TURN: dict[AgentStatus, TurnStatus] = {
+_TURN: dict[AgentStatus, wire.TurnStatus] = {
     AgentStatus.COMPLETED: "completed",
     AgentStatus.WAIT_USER: "interrupted",
     AgentStatus.RECONCILIATION_REQUIRED: "interrupted",
@@ -171,7 +157,7 @@ _TURN: dict[AgentStatus, TurnStatus] = {
 }
 
 
-def text_of(parts: Sequence[Json]) -> str:
+def text_of(parts: Sequence[wire.Json]) -> str:
     """The input of a turn as text: text parts as they are, other objects as JSON, one below the other."""
     return "\n".join(
         part["text"]
@@ -181,29 +167,29 @@ def text_of(parts: Sequence[Json]) -> str:
     )
 
 
-def checkpoint_of(head: Head) -> CheckpointSummary:
+def checkpoint_of(head: Head) -> wire.CheckpointSummary:
     """Where a stored run stands: no definition, digest, argument, response or key of an operation."""
     over = head.state is State.ENDED
     committed = head.cycle - (0 if over else 1)
     first = Body.unpack(head.body, head.key).first_cycle
-    return CheckpointSummary(
+    return wire.CheckpointSummary(
         key=head.key, resume_attempt=head.attempt, cycle_index=max(0, committed - first + 1), status=head.status,
         terminal_acknowledged=over,
     )  # fmt: skip
 
 
-def outcome_of(result: RunResult, head: Head | None) -> tuple[TurnStatus, Outcome]:
+def outcome_of(result: RunResult, head: Head | None) -> tuple[wire.TurnStatus, wire.Outcome]:
     """How a turn ended; `head` is the record of a checkpointed run."""
     raw, waits = result.raw_result, result.status in (AgentStatus.WAIT_USER, AgentStatus.RECONCILIATION_REQUIRED)
     doubt = result.resume_observation
     completed = result.status is AgentStatus.COMPLETED
     error = None if completed or waits else raw.error or raw.final_answer or str(result.status)
-    interruption = None if doubt is None else InterruptionSummary(
+    interruption = None if doubt is None else wire.InterruptionSummary(
         reason="resume_requires_reconciliation", operation_id=doubt.operation_id, operation_kind=doubt.operation_kind,
         cycle_index=doubt.cycle_index, risk=doubt.risk,
         idempotency_support=None if doubt.idempotency_support is None else str(doubt.idempotency_support),
     )  # fmt: skip
-    return _TURN[result.status], Outcome(
+    return _TURN[result.status], wire.Outcome(
         final_output=result.to_dict()["final_output"] if completed else None,
         completion_reason=None if result.completion_reason is None else str(result.completion_reason),
         completion_tool_name=result.completion_tool_name, partial_output=result.partial_output, error=error,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,10 +22,12 @@ from vv_agent.app_server.rpc import (
     response,
 )
 
+log = logging.getLogger("vv_agent.app_server")
 CAPACITY = 128
 """Messages that may wait for one connection."""
 PATIENCE = 10.0
-"""Seconds for which that many may wait before the connection is closed."""
+"""Seconds that a message may wait in a full queue before the connection is closed: a client that reads steadily is not
+too slow because much is said."""
 Answered = Callable[[Response | ErrorResponse], None]
 
 
@@ -40,9 +43,10 @@ class Outbox:
         self._clock = clock
         self._patience = patience
         self._too_slow = too_slow
-        self._lines: deque[bytes] = deque()
+        self._lines: deque[tuple[float, bytes]] = deque()
+        """With the time each was put."""
         self._changed = threading.Condition()
-        self._full_since: float | None = None
+        self._watched = False
         self._closed = False
 
     @property
@@ -54,9 +58,9 @@ class Outbox:
         with self._changed:
             if self._closed:
                 return
-            self._lines.append(line)
-            if len(self._lines) >= self._capacity and self._full_since is None:
-                self._full_since = self._clock()
+            self._lines.append((self._clock(), line))
+            if len(self._lines) >= self._capacity and not self._watched:
+                self._watched = True
                 threading.Thread(target=self._watch, name="vv-slow-reader", daemon=True).start()
             self._changed.notify_all()
 
@@ -64,9 +68,7 @@ class Outbox:
         """The next line; None when closed and empty, or after `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or bool(self._lines), timeout)
-            line = self._lines.popleft() if self._lines else None
-            if len(self._lines) < self._capacity:
-                self._full_since = None
+            line = self._lines.popleft()[1] if self._lines else None
             self._changed.notify_all()
             return line
 
@@ -82,20 +84,22 @@ class Outbox:
                 return
             if last is not None:
                 self._lines.clear()
-                self._lines.append(last)
+                self._lines.append((self._clock(), last))
             self._closed = True
             self._changed.notify_all()
 
     def _watch(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._full_since is None, 0.05)
-                if self._closed or self._full_since is None:
+                self._changed.wait_for(lambda: self._closed or len(self._lines) < self._capacity / 2, 0.05)
+                if self._closed or len(self._lines) < self._capacity / 2:
+                    self._watched = False
                     return
-                late = self._clock() - self._full_since >= self._patience
+                late = self._clock() - self._lines[0][0] >= self._patience
             if late:
-                text = f"{self._capacity} messages waited for {self._patience:g} s; read faster, or opt out of some"
+                text = f"{self._capacity} messages waited for {self._patience:g} s"
                 self.close(encode(notification("error/warning", Warned(message=text, code="slow_reader").to_wire())))
+                log.warning("a client reads too slowly: %s; its connection is closed, its turns go on", text)
                 self._too_slow()
                 return
 

@@ -11,34 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from vv_agent.agent import Agent
+from vv_agent.app_server import protocol as wire
+from vv_agent.app_server import rpc
 from vv_agent.app_server.approvals import Approvals
 from vv_agent.app_server.host import AppServerHost, DefaultAppServerHost
 from vv_agent.app_server.outgoing import CAPACITY, OutgoingRouter
-from vv_agent.app_server.protocol import (
-    METHODS,
-    PROTOCOL_VERSION,
-    ApprovalResolveParams,
-    InitializeParams,
-    InitializeResponse,
-    ModelListParams,
-    ModelListResponse,
-    Nothing,
-    Part,
-    SchemaExportResponse,
-    ServerCapabilities,
-)
-from vv_agent.app_server.rpc import (
-    ALREADY_INITIALIZED,
-    INTERNAL_ERROR,
-    NOT_INITIALIZED,
-    OVERLOADED,
-    JsonRpcMessage,
-    Notification,
-    Request,
-    RequestId,
-    RpcError,
-    read_params,
-)
+from vv_agent.app_server.rpc import RequestId, RpcError
 from vv_agent.app_server.runs import AppServerRunAdapter
 from vv_agent.app_server.sql import MemoryThreadStore, SqlThreadStore
 from vv_agent.app_server.threads import Threads
@@ -132,10 +110,10 @@ class MessageProcessor:
             return
         room = self._router.wait_for_room([connection], _ROOM)
         try:
-            message = JsonRpcMessage.parse(line)
-            if isinstance(message, Request):
+            message = rpc.JsonRpcMessage.parse(line)
+            if isinstance(message, rpc.Request):
                 self._request(connection, message, room)
-            elif not isinstance(message, Notification):
+            elif not isinstance(message, rpc.Notification):
                 self._router.answer(connection, message)
         except RpcError as error:
             self._router.refuse(connection, error.request_id, error)
@@ -160,78 +138,78 @@ class MessageProcessor:
 
     # Requests.
 
-    def _request(self, connection: str, message: Request, room: bool) -> None:
+    def _request(self, connection: str, message: rpc.Request, room: bool) -> None:
         try:
             params = self._checked(connection, message)
             if message.method == "initialize":
                 self._initialize(connection, message.id, params)
                 return
-            lane = METHODS[message.method].lane
+            lane = wire.METHODS[message.method].lane
             if lane == "connection":
                 self._answer(connection, message, params)
                 return
             name = f"thread {getattr(params, 'thread_id', '')}" if lane == "thread" else lane
             if not room or self._lanes.pending >= self._capacity:
-                raise RpcError(OVERLOADED, "Server overloaded; retry later.")
+                raise RpcError(rpc.OVERLOADED, "Server overloaded; retry later.")
             self._lanes.put(name, lambda: self._answer(connection, message, params))
         except RpcError as error:
             error.request_id = message.id
             raise
 
-    def _checked(self, connection: str, message: Request) -> Part:
+    def _checked(self, connection: str, message: rpc.Request) -> wire.Part:
         ready = self._connections.get(connection, False)
         if message.method == "initialize":
             if ready:
-                raise RpcError(ALREADY_INITIALIZED, "the connection is initialized already")
+                raise RpcError(rpc.ALREADY_INITIALIZED, "the connection is initialized already")
         elif not ready:
-            raise RpcError(NOT_INITIALIZED, "the connection is not initialized; send initialize first")
-        params = read_params(message.method, message.params)
+            raise RpcError(rpc.NOT_INITIALIZED, "the connection is not initialized; send initialize first")
+        params = rpc.read_params(message.method, message.params)
         if message.method not in self._handlers and message.method != "initialize":
-            raise RpcError(INTERNAL_ERROR, "the server has no runtime")
+            raise RpcError(rpc.INTERNAL_ERROR, "the server has no runtime")
         return params
 
-    def _answer(self, connection: str, message: Request, params: Part) -> None:
+    def _answer(self, connection: str, message: rpc.Request, params: wire.Part) -> None:
         try:
             self._handlers[message.method](connection, message.id, params)
         except RpcError as error:
             self._router.refuse(connection, message.id, error)
         except VVAgentError as error:
-            self._router.refuse(connection, message.id, RpcError(INTERNAL_ERROR, str(error)))
+            self._router.refuse(connection, message.id, RpcError(rpc.INTERNAL_ERROR, str(error)))
         except Exception as error:  # the border: whatever it was, the request is answered and the server goes on
             log.exception("%s failed", message.method)
             what = f"{message.method} failed: {type(error).__name__}: {error}"
-            self._router.refuse(connection, message.id, RpcError(INTERNAL_ERROR, what))
+            self._router.refuse(connection, message.id, RpcError(rpc.INTERNAL_ERROR, what))
 
-    def _initialize(self, connection: str, request_id: RequestId, params: Part) -> None:
-        assert isinstance(params, InitializeParams)
+    def _initialize(self, connection: str, request_id: RequestId, params: wire.Part) -> None:
+        assert isinstance(params, wire.InitializeParams)
         if params.capabilities is not None:
             self._router.silence(connection, params.capabilities.opt_out_notification_methods)
         attached = self._threads is not None
-        can = ServerCapabilities(
+        can = wire.ServerCapabilities(
             model_list=attached, thread_lifecycle=attached, notification_opt_out=True, schema_export=True,
             approval_resolve=attached,
         )  # fmt: skip
         self._connections[connection] = True
-        self._router.respond(connection, request_id, InitializeResponse(
-            user_agent=USER_AGENT, protocol_version=PROTOCOL_VERSION, capabilities=can
+        self._router.respond(connection, request_id, wire.InitializeResponse(
+            user_agent=USER_AGENT, protocol_version=wire.PROTOCOL_VERSION, capabilities=can
         ))  # fmt: skip
 
-    def _resolve_approval(self, connection: str, request_id: RequestId, params: ApprovalResolveParams) -> None:
+    def _resolve_approval(self, connection: str, request_id: RequestId, params: wire.ApprovalResolveParams) -> None:
         self._approvals.resolve(connection, params)
-        self._router.respond(connection, request_id, Nothing())
+        self._router.respond(connection, request_id, wire.Nothing())
 
-    def _list_models(self, connection: str, request_id: RequestId, params: ModelListParams) -> None:
+    def _list_models(self, connection: str, request_id: RequestId, params: wire.ModelListParams) -> None:
         assert self._runs is not None
         try:
             models = list(self._runs.host.list_models(params))
         except Exception as error:
-            raise RpcError(INTERNAL_ERROR, f"the host could not list models: {error}") from error
-        self._router.respond(connection, request_id, ModelListResponse(models=models))
+            raise RpcError(rpc.INTERNAL_ERROR, f"the host could not list models: {error}") from error
+        self._router.respond(connection, request_id, wire.ModelListResponse(models=models))
 
-    def _export_schema(self, connection: str, request_id: RequestId, params: Nothing) -> None:
+    def _export_schema(self, connection: str, request_id: RequestId, params: wire.Nothing) -> None:
         from vv_agent.app_server.schema import json_schemas, typescript
 
-        exported = SchemaExportResponse(json_schema=json_schemas(), typescript=typescript())
+        exported = wire.SchemaExportResponse(json_schema=json_schemas(), typescript=typescript())
         self._router.respond(connection, request_id, exported)
 
 

@@ -192,6 +192,12 @@ class SqlThreadStore:
         with self._transaction() as tx:
             return [_record(row) for row in tx.execute(query).mappings()]
 
+    def last_status(self, thread_id: str) -> str | None:
+        """Of the turn that changed last, those that wait left out."""
+        query = select(TURN.c.status).where(TURN.c.thread_id == thread_id, TURN.c.status != "queued")
+        with self._transaction() as tx:
+            return tx.execute(query.order_by(TURN.c.seq.desc()).limit(1)).scalar()
+
     # Items.
 
     def add_item(self, item: AppItem) -> AppItem | None:

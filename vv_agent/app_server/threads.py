@@ -8,24 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vv_agent.app_server import protocol as wire
 from vv_agent.app_server.outgoing import OutgoingRouter
-from vv_agent.app_server.protocol import (
-    AppThread,
-    Part,
-    ThreadArchived,
-    ThreadIdParams,
-    ThreadListParams,
-    ThreadListResponse,
-    ThreadReadParams,
-    ThreadReadResponse,
-    ThreadResumeParams,
-    ThreadResumeResponse,
-    ThreadStartParams,
-    ThreadStartResponse,
-    ThreadStatus,
-    ThreadStatusChanged,
-    ThreadUnsubscribeResponse,
-)
 from vv_agent.app_server.rpc import INVALID_PARAMS, THREAD_ARCHIVED, THREAD_NOT_FOUND, RequestId, RpcError
 from vv_agent.app_server.sql import SqlThreadStore
 
@@ -62,7 +46,7 @@ class Threads:
         self._lock = threading.Lock()
 
     @contextmanager
-    def at(self, thread_id: str, *, archived: bool = False) -> Iterator[tuple[LiveThread, AppThread]]:
+    def at(self, thread_id: str, *, archived: bool = False) -> Iterator[tuple[LiveThread, wire.AppThread]]:
         """A thread under its lock, read again. `RpcError` if there is none, or it is archived."""
         if thread_id not in self._live and self.store.thread(thread_id) is None:
             raise RpcError(THREAD_NOT_FOUND, f"there is no thread {thread_id[:200]!r}")
@@ -80,19 +64,19 @@ class Threads:
         with self._lock:
             return [live.active for live in self._live.values() if live.active is not None]
 
-    def set_status(self, thread: AppThread, status: ThreadStatus) -> AppThread:
+    def set_status(self, thread: wire.AppThread, status: wire.ThreadStatus) -> wire.AppThread:
         now = self._clock()
         changes = {"status": status, "updated_at": now, "archived_at": now if status == "archived" else None}
         changed = thread.model_copy(update=changes)
         self.store.put_thread(changed)
         return changed
 
-    def tell(self, live: LiveThread, method: str, params: Part, *also: str) -> None:
+    def tell(self, live: LiveThread, method: str, params: wire.Part, *also: str) -> None:
         """Notify everyone who listens to a thread."""
         self._router.notify({**live.subscribers, **dict.fromkeys(also)}, method, params)
 
-    def tell_status(self, live: LiveThread, status: ThreadStatus, *also: str) -> None:
-        changed = ThreadStatusChanged(thread_id=live.thread_id, status=status)
+    def tell_status(self, live: LiveThread, status: wire.ThreadStatus, *also: str) -> None:
+        changed = wire.ThreadStatusChanged(thread_id=live.thread_id, status=status)
         self.tell(live, "thread/status/changed", changed, *also)
 
     def disconnect(self, connection: str, *, hears: bool = False) -> None:
@@ -108,17 +92,17 @@ class Threads:
 
     # Requests.
 
-    def start(self, connection: str, request_id: RequestId, params: ThreadStartParams) -> None:
+    def start(self, connection: str, request_id: RequestId, params: wire.ThreadStartParams) -> None:
         thread = self.store.new_thread(params.agent_key, params.cwd, params.metadata or {}, self._clock())
         with self.at(thread.thread_id) as (live, _):
             live.subscribers[connection] = None
-            started = ThreadStartResponse(
+            started = wire.ThreadStartResponse(
                 thread_id=thread.thread_id, agent_key=thread.agent_key, cwd=thread.cwd, status=thread.status
             )
             self._router.respond(connection, request_id, started)
             self.tell(live, "thread/started", started)
 
-    def resume(self, connection: str, request_id: RequestId, params: ThreadResumeParams) -> None:
+    def resume(self, connection: str, request_id: RequestId, params: wire.ThreadResumeParams) -> None:
         with self.at(params.thread_id) as (live, thread):
             if open_again := thread.status == "closed":
                 self.set_status(thread, "idle")
@@ -126,49 +110,49 @@ class Threads:
                 live.subscribers[connection] = None
             now = thread.model_copy(update={"status": "idle"}) if open_again else thread
             page = self._page(now, params.after_seq or 0, params.limit)
-            self._router.respond(connection, request_id, ThreadResumeResponse(**page))
+            self._router.respond(connection, request_id, wire.ThreadResumeResponse(**page))
             if params.subscribe and live.active is not None:
                 self._approvals.own(live.active.asking, connection)
 
-    def read(self, connection: str, request_id: RequestId, params: ThreadReadParams) -> None:
+    def read(self, connection: str, request_id: RequestId, params: wire.ThreadReadParams) -> None:
         with self.at(params.thread_id, archived=True) as (_, thread):
             after = params.after_seq or 0
             if params.after_item_id is not None:
                 after = max(after, self.store.seq_of(params.thread_id, params.after_item_id))
             page = self._page(thread, after, params.limit)
-            self._router.respond(connection, request_id, ThreadReadResponse(**page))
+            self._router.respond(connection, request_id, wire.ThreadReadResponse(**page))
 
-    def list(self, connection: str, request_id: RequestId, params: ThreadListParams) -> None:
+    def list(self, connection: str, request_id: RequestId, params: wire.ThreadListParams) -> None:
         archived = params.archived if params.archived is not None or params.include_archived else False
         offset, limit = params.offset or 0, params.limit or PAGE
         found = self.store.threads(archived, offset, limit + 1)
         more = offset + limit if len(found) > limit else None
-        self._router.respond(connection, request_id, ThreadListResponse(threads=found[:limit], next_offset=more))
+        self._router.respond(connection, request_id, wire.ThreadListResponse(threads=found[:limit], next_offset=more))
 
-    def archive(self, connection: str, request_id: RequestId, params: ThreadIdParams) -> None:
+    def archive(self, connection: str, request_id: RequestId, params: wire.ThreadIdParams) -> None:
         with self.at(params.thread_id) as (live, thread):
             if live.active is not None:
                 raise RpcError(INVALID_PARAMS, f"thread {live.thread_id!r} has an active turn; interrupt it first")
             self.set_status(thread, "archived")
-            archived = ThreadArchived(thread_id=live.thread_id, archived=True)
+            archived = wire.ThreadArchived(thread_id=live.thread_id, archived=True)
             self._router.respond(connection, request_id, archived)
             self.tell(live, "thread/archived", archived, connection)
             self.tell_status(live, "archived", connection)
 
-    def unsubscribe(self, connection: str, request_id: RequestId, params: ThreadIdParams) -> None:
+    def unsubscribe(self, connection: str, request_id: RequestId, params: wire.ThreadIdParams) -> None:
         with self.at(params.thread_id, archived=True) as (live, thread):
             live.subscribers.pop(connection, None)
             if live.active is not None and live.active.asking.owner == connection:
                 self._approvals.leave(live.active.asking, for_good=True)
             over = not live.subscribers and live.active is None
-            answer = ThreadUnsubscribeResponse(thread_id=live.thread_id, subscribed=False, closed=over)
+            answer = wire.ThreadUnsubscribeResponse(thread_id=live.thread_id, subscribed=False, closed=over)
             self._router.respond(connection, request_id, answer)
             if over and thread.status not in ("closed", "archived"):
                 self.set_status(thread, "closed")
-                self.tell(live, "thread/closed", ThreadIdParams(thread_id=live.thread_id), connection)
+                self.tell(live, "thread/closed", wire.ThreadIdParams(thread_id=live.thread_id), connection)
                 self.tell_status(live, "closed", connection)
 
-    def _page(self, thread: AppThread, after: int, limit: int | None) -> dict[str, Any]:
+    def _page(self, thread: wire.AppThread, after: int, limit: int | None) -> dict[str, Any]:
         page = self.store.page(thread.thread_id, after, limit or PAGE)
         return {
             "thread": thread, "turns": page.turns, "items": page.items, "last_seq": page.last_seq,

@@ -7,37 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vv_agent.app_server import protocol as wire
+from vv_agent.app_server import rpc
 from vv_agent.app_server.approvals import Approvals, Asking
 from vv_agent.app_server.items import Projection, Shown, checkpoint_of, outcome_of, text_of
 from vv_agent.app_server.outgoing import OutgoingRouter
-from vv_agent.app_server.protocol import (
-    ApprovalRequestParams,
-    AppThread,
-    AppTurn,
-    CheckpointSummary,
-    Ending,
-    Outcome,
-    TurnCompleted,
-    TurnInterruptParams,
-    TurnInterruptResponse,
-    TurnMessageParams,
-    TurnQueuedResponse,
-    TurnResumeParams,
-    TurnResumeResponse,
-    TurnStarted,
-    TurnStartParams,
-    TurnStartResponse,
-    TurnStatus,
-    Warned,
-)
-from vv_agent.app_server.rpc import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    NO_ACTIVE_TURN,
-    OTHER_TURN_ACTIVE,
-    RequestId,
-    RpcError,
-)
+from vv_agent.app_server.rpc import RequestId, RpcError
 from vv_agent.app_server.runs import AppServerRunAdapter, Plan, is_held, is_over
 from vv_agent.app_server.sql import ItemConflict, SqlThreadStore, TurnRecord
 from vv_agent.app_server.threads import LiveThread, Threads
@@ -67,7 +42,7 @@ class ActiveTurn:
     """Approvals whose decision clients were told."""
 
     @property
-    def turn(self) -> AppTurn:
+    def turn(self) -> wire.AppTurn:
         return self.record.turn
 
     @property
@@ -100,26 +75,28 @@ class Turns:
 
     # Requests.
 
-    def start(self, connection: str, request_id: RequestId, params: TurnStartParams) -> None:
+    def start(self, connection: str, request_id: RequestId, params: wire.TurnStartParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
             if live.active is not None:
-                raise RpcError(INVALID_PARAMS, f"thread {live.thread_id!r} has the active turn {live.active.turn_id}")
+                raise RpcError(
+                    rpc.INVALID_PARAMS, f"thread {live.thread_id!r} has the active turn {live.active.turn_id}"
+                )
             record = self._new(thread, params.input, params.metadata, "running")
             active = self._begin(live, thread, record, connection)
-            answer = TurnStartResponse(thread_id=live.thread_id, turn_id=active.turn_id, status="running")
+            answer = wire.TurnStartResponse(thread_id=live.thread_id, turn_id=active.turn_id, status="running")
             live.subscribers[connection] = None
             self._router.respond(connection, request_id, answer)
             self._run(live, thread, active)
 
-    def resume(self, connection: str, request_id: RequestId, params: TurnResumeParams) -> None:
+    def resume(self, connection: str, request_id: RequestId, params: wire.TurnResumeParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
             record = self._resumable(live, params)
             plan = self._runs.plan(thread, record, self._store.session(thread.thread_id))
             if plan.store is None:
-                raise RpcError(INTERNAL_ERROR, "the host gives no checkpoint settings; turns cannot be resumed")
+                raise RpcError(rpc.INTERNAL_ERROR, "the host gives no checkpoint settings; turns cannot be resumed")
             look = plan.store.look(params.checkpoint_key)
             if look is None:
-                raise RpcError(INVALID_PARAMS, f"there is no checkpoint {params.checkpoint_key!r}")
+                raise RpcError(rpc.INVALID_PARAMS, f"there is no checkpoint {params.checkpoint_key!r}")
             if is_over(look.head):
                 self._replay(connection, request_id, record, plan)
             elif live.active is not None or is_held(look.head, look.now):
@@ -130,27 +107,27 @@ class Turns:
                 self._router.respond(connection, request_id, _running(active.turn, look.head))
                 self._run(live, thread, active)
 
-    def interrupt(self, connection: str, request_id: RequestId, params: TurnInterruptParams) -> None:
+    def interrupt(self, connection: str, request_id: RequestId, params: wire.TurnInterruptParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
             active = _active(live, params.expected_turn_id)
             active.handle.cancel(params.reason)
-            answer = TurnInterruptResponse(thread_id=live.thread_id, turn_id=active.turn_id, cancelled=True)
+            answer = wire.TurnInterruptResponse(thread_id=live.thread_id, turn_id=active.turn_id, cancelled=True)
             self._router.respond(connection, request_id, answer)
             self._drop_approvals(live, active, INTERRUPTED)
 
-    def steer(self, connection: str, request_id: RequestId, params: TurnMessageParams) -> None:
+    def steer(self, connection: str, request_id: RequestId, params: wire.TurnMessageParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
             active = _active(live, params.expected_turn_id)
             active.handle.steer(text_of(params.input))
-            answer = TurnQueuedResponse(thread_id=live.thread_id, turn_id=active.turn_id, queued=True)
+            answer = wire.TurnQueuedResponse(thread_id=live.thread_id, turn_id=active.turn_id, queued=True)
             self._router.respond(connection, request_id, answer)
 
-    def follow_up(self, connection: str, request_id: RequestId, params: TurnMessageParams) -> None:
+    def follow_up(self, connection: str, request_id: RequestId, params: wire.TurnMessageParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
             active = _active(live, params.expected_turn_id)
             queued = self._new(thread, params.input, None, "queued")
             self._store.put_turn(queued)
-            self._router.respond(connection, request_id, TurnQueuedResponse(
+            self._router.respond(connection, request_id, wire.TurnQueuedResponse(
                 thread_id=live.thread_id, turn_id=active.turn_id, queued=True, follow_up_turn_id=queued.turn.turn_id,
             ))  # fmt: skip
 
@@ -164,36 +141,36 @@ class Turns:
                     self._recover(live, thread, record)
                 except Exception as error:
                     problem = error.message if isinstance(error, RpcError) else str(error)
-                    self._store.put_turn(self._ended(record, "interrupted", Outcome(error=f"{LOST}: {problem}")))
+                    self._store.put_turn(self._ended(record, "interrupted", wire.Outcome(error=f"{LOST}: {problem}")))
         for thread_id in dict.fromkeys(queued.turn.thread_id for queued in self._store.turns_of("queued")):
             with self._threads.at(thread_id, archived=True) as (live, thread):
-                if live.active is None and thread.status == "idle" and self._completed_last(thread_id):
+                if (
+                    live.active is None
+                    and thread.status == "idle"
+                    and self._store.last_status(thread_id) == "completed"
+                ):
                     self._follow_up(live, None)
 
-    def _recover(self, live: LiveThread, thread: AppThread, record: TurnRecord) -> None:
+    def _recover(self, live: LiveThread, thread: wire.AppThread, record: TurnRecord) -> None:
         if record.checkpoint_key is None:
-            self._store.put_turn(self._ended(record, "interrupted", Outcome(error=LOST)))
+            self._store.put_turn(self._ended(record, "interrupted", wire.Outcome(error=LOST)))
             return
         plan = self._runs.plan(thread, record, self._store.session(thread.thread_id))
         look = None if plan.store is None else plan.store.look(record.checkpoint_key)
         if look is None:
-            raise RpcError(INTERNAL_ERROR, f"there is no checkpoint {record.checkpoint_key!r}")
+            raise RpcError(rpc.INTERNAL_ERROR, f"there is no checkpoint {record.checkpoint_key!r}")
         self._run(live, thread, self._take_up(live, record, plan, look.head, None))
-
-    def _completed_last(self, thread_id: str) -> bool:
-        ended = [turn for turn in self._store.page(thread_id, 0, 1).turns if turn.completed_at is not None]
-        return bool(ended) and ended[-1].status == "completed"
 
     # Beginning.
 
-    def _new(self, thread: AppThread, parts: list[Any], metadata: Any, status: TurnStatus) -> TurnRecord:
-        turn = AppTurn(
+    def _new(self, thread: wire.AppThread, parts: list[Any], metadata: Any, status: wire.TurnStatus) -> TurnRecord:
+        turn = wire.AppTurn(
             turn_id=self._store.new_turn_id(), thread_id=thread.thread_id, run_id=None, status=status,
             started_at=self._clock(), completed_at=None, input=parts,
         )  # fmt: skip
         return TurnRecord(turn, metadata=metadata or {})
 
-    def _begin(self, live: LiveThread, thread: AppThread, record: TurnRecord, owner: str | None) -> ActiveTurn:
+    def _begin(self, live: LiveThread, thread: wire.AppThread, record: TurnRecord, owner: str | None) -> ActiveTurn:
         """Write the turn down, then start its run: a crash between leaves a turn that is known to have done nothing."""
         plan = self._runs.plan(thread, record, self._store.session(thread.thread_id))
         before = self._store.turn(record.turn.turn_id)
@@ -204,7 +181,7 @@ class Turns:
         except Exception as error:
             if before is None:
                 self._store.drop_turn(record.turn.turn_id)
-            raise RpcError(INTERNAL_ERROR, f"the run could not be started: {error}") from error
+            raise RpcError(rpc.INTERNAL_ERROR, f"the run could not be started: {error}") from error
         return self._activate(live, record, plan, handle, run_id=handle.run_id, owner=owner)
 
     def _take_up(self, live: LiveThread, record: TurnRecord, plan: Plan, head: Head, owner: str | None) -> ActiveTurn:
@@ -229,11 +206,11 @@ class Turns:
         live.active = ActiveTurn(record, plan, handle, asking, view, resumed)
         return live.active
 
-    def _run(self, live: LiveThread, thread: AppThread, active: ActiveTurn) -> None:
+    def _run(self, live: LiveThread, thread: wire.AppThread, active: ActiveTurn) -> None:
         """Say that the turn runs, and follow it."""
         self._threads.set_status(thread, "running")
         self._threads.tell_status(live, "running")
-        self._threads.tell(live, "turn/started", TurnStarted(
+        self._threads.tell(live, "turn/started", wire.TurnStarted(
             thread_id=live.thread_id, turn_id=active.turn_id, run_id=active.turn.run_id, status="running"
         ))  # fmt: skip
         name = f"vv-turn-{active.turn_id}"
@@ -260,7 +237,7 @@ class Turns:
             status, outcome = outcome_of(result, look.head if look else None)
         except BaseException as error:  # whatever stopped the run: its turn is over
             problem = str(error) or type(error).__name__
-            status, outcome = "failed", Outcome(error=problem, completion_reason="failed")
+            status, outcome = "failed", wire.Outcome(error=problem, completion_reason="failed")
             if active.resumed:
                 store = isinstance(error, StoreError)
                 self._warn(live, "durable_resume_store" if store else "durable_resume_runtime", str(error))
@@ -285,7 +262,7 @@ class Turns:
                 self._threads.tell(live, method, params)
         if isinstance(event, ApprovalRequestedEvent):
             asked = shown.besides[0][1]
-            assert isinstance(asked, ApprovalRequestParams)
+            assert isinstance(asked, wire.ApprovalRequestParams)
             if not active.resumed or active.handle.is_open(event.request_id):
                 self._approvals.open(active.asking, asked)
 
@@ -316,11 +293,11 @@ class Turns:
             ))  # fmt: skip
 
     def _warn(self, live: LiveThread, code: str, message: str) -> None:
-        self._threads.tell(live, "error/warning", Warned(message=message, code=code))
+        self._threads.tell(live, "error/warning", wire.Warned(message=message, code=code))
 
     # Ending.
 
-    def _end(self, live: LiveThread, active: ActiveTurn, status: TurnStatus, outcome: Outcome) -> None:
+    def _end(self, live: LiveThread, active: ActiveTurn, status: wire.TurnStatus, outcome: wire.Outcome) -> None:
         try:
             self._drop_approvals(live, active, "turn ended")
             ended = self._ended(active.record, status, outcome)
@@ -331,7 +308,7 @@ class Turns:
             self._warn(live, "durable_resume_store" if active.resumed else "event_stream", str(error))
         self._threads.tell_status(live, "idle")
         turn = active.turn
-        self._threads.tell(live, "turn/completed", TurnCompleted(
+        self._threads.tell(live, "turn/completed", wire.TurnCompleted(
             thread_id=turn.thread_id, turn_id=turn.turn_id, run_id=turn.run_id, status=status, **dict(outcome)
         ))  # fmt: skip
         if status == "completed":
@@ -351,28 +328,28 @@ class Turns:
             self._run(live, thread, self._begin(live, thread, record, owner))
         except Exception as error:
             problem = error.message if isinstance(error, RpcError) else str(error)
-            self._store.put_turn(self._ended(record, "failed", Outcome(error=problem)))
+            self._store.put_turn(self._ended(record, "failed", wire.Outcome(error=problem)))
             self._warn(live, "follow_up", problem)
 
-    def _ended(self, record: TurnRecord, status: TurnStatus, outcome: Outcome) -> TurnRecord:
+    def _ended(self, record: TurnRecord, status: wire.TurnStatus, outcome: wire.Outcome) -> TurnRecord:
         changes = {"status": status, "completed_at": self._clock(), "result": outcome}
         return replace(record, turn=record.turn.model_copy(update=changes))
 
     # Resuming.
 
-    def _resumable(self, live: LiveThread, params: TurnResumeParams) -> TurnRecord:
+    def _resumable(self, live: LiveThread, params: wire.TurnResumeParams) -> TurnRecord:
         """The turn a client wants to resume, under the key it names."""
         try:
             validate_key(params.checkpoint_key)
         except CheckpointError as error:
-            raise RpcError(INVALID_PARAMS, error.message) from None
+            raise RpcError(rpc.INVALID_PARAMS, error.message) from None
         record = self._store.turn(params.turn_id)
         if record is None or record.turn.thread_id != params.thread_id:
-            raise RpcError(INVALID_PARAMS, f"thread {params.thread_id!r} has no turn {params.turn_id[:200]!r}")
+            raise RpcError(rpc.INVALID_PARAMS, f"thread {params.thread_id!r} has no turn {params.turn_id[:200]!r}")
         if record.checkpoint_key not in (None, params.checkpoint_key):
-            raise RpcError(INVALID_PARAMS, f"turn {params.turn_id!r} has no checkpoint {params.checkpoint_key!r}")
+            raise RpcError(rpc.INVALID_PARAMS, f"turn {params.turn_id!r} has no checkpoint {params.checkpoint_key!r}")
         if live.active is not None and live.active.turn_id != params.turn_id:
-            raise RpcError(INVALID_PARAMS, f"thread {live.thread_id!r} has the active turn {live.active.turn_id}")
+            raise RpcError(rpc.INVALID_PARAMS, f"thread {live.thread_id!r} has the active turn {live.active.turn_id}")
         return replace(record, checkpoint_key=params.checkpoint_key)
 
     def _replay(self, connection: str, request_id: RequestId, record: TurnRecord, plan: Plan) -> None:
@@ -382,9 +359,9 @@ class Turns:
         handle = self._runs.runner.attach(plan.key, store=plan.store)
         result, look = handle.result(), plan.store.look(plan.key)
         status, outcome = outcome_of(result, look.head if look else None)
-        ending = {name: getattr(outcome, name) for name in Ending.model_fields}
+        ending = {name: getattr(outcome, name) for name in wire.Ending.model_fields}
         turn = record.turn
-        self._router.respond(connection, request_id, TurnResumeResponse(
+        self._router.respond(connection, request_id, wire.TurnResumeResponse(
             thread_id=turn.thread_id, turn_id=turn.turn_id, run_id=result.run_id, status=status, **ending
         ))  # fmt: skip
         if turn.status in ("running", "interrupted") and status != turn.status:
@@ -393,13 +370,15 @@ class Turns:
 
 def _active(live: LiveThread, expected: str | None) -> ActiveTurn:
     if live.active is None:
-        raise RpcError(NO_ACTIVE_TURN, f"thread {live.thread_id!r} has no active turn")
+        raise RpcError(rpc.NO_ACTIVE_TURN, f"thread {live.thread_id!r} has no active turn")
     if expected and expected != live.active.turn_id:
-        raise RpcError(OTHER_TURN_ACTIVE, f"the active turn is {live.active.turn_id}, not {expected[:200]!r}")
+        raise RpcError(rpc.OTHER_TURN_ACTIVE, f"the active turn is {live.active.turn_id}, not {expected[:200]!r}")
     return live.active
 
 
-def _running(turn: AppTurn, head: Head, checkpoint: CheckpointSummary | None = None) -> TurnResumeResponse:
-    return TurnResumeResponse(
+def _running(
+    turn: wire.AppTurn, head: Head, checkpoint: wire.CheckpointSummary | None = None
+) -> wire.TurnResumeResponse:
+    return wire.TurnResumeResponse(
         thread_id=turn.thread_id, turn_id=turn.turn_id, run_id=head.run_id, status="running", checkpoint=checkpoint
     )

@@ -72,6 +72,8 @@ def drive(engine: Engine, recipe: CycleRecipe, *, resume: bool = False, patient:
     """
     below = Below(lambda child: _drive_below(engine, child))
     try:
+        if resume:
+            below.start(left_below(engine, recipe.key))
         step = _drive(engine, recipe, below, resume=resume, patient=patient)
     except BaseException:
         below.leave()
@@ -107,12 +109,15 @@ def _drive(engine: Engine, recipe: CycleRecipe, below: Below, *, resume: bool, p
 
 
 class Below:
-    """The runs below one that this process carries on: each is driven once, a few side by side."""
+    """The runs below one that this process carries on: each by one thread, a few side by side."""
 
     def __init__(self, drive: Callable[[CycleRecipe], object]) -> None:
         self._drive = drive
         self._lock = threading.Lock()
-        self._known: set[str] = set()
+        self._busy: set[str] = set()
+        """Keys of those that wait for a thread, or have one."""
+        self._again: dict[str, CycleRecipe] = {}
+        """What to drive once more: it may have been about to be left when it was asked for."""
         self._waiting: deque[CycleRecipe] = deque()
         self._threads: list[threading.Thread] = []
         self._left = False
@@ -121,9 +126,10 @@ class Below:
         """Carry on with these as well."""
         for recipe in recipes:
             with self._lock:
-                if recipe.key in self._known:
+                if recipe.key in self._busy:
+                    self._again[recipe.key] = recipe
                     continue
-                self._known.add(recipe.key)
+                self._busy.add(recipe.key)
                 self._waiting.append(recipe)
                 if len(self._threads) < SIDE_BY_SIDE:
                     work = partial(copy_context().run, self._work)
@@ -146,6 +152,11 @@ class Below:
                 self._drive(recipe)
             except Exception:  # the run is as its last save left it; whoever takes the tree up again goes on with it
                 log.exception("run %s could not be carried on here", recipe.key)
+            with self._lock:
+                self._busy.discard(recipe.key)
+                again = self._again.pop(recipe.key, None)
+            if again is not None:
+                self.start([again])
 
     def _next(self) -> CycleRecipe | None:
         with self._lock:
@@ -162,13 +173,22 @@ def _drive_below(engine: Engine, recipe: CycleRecipe) -> None:
 
 
 def begun_below(engine: Engine, step: Advanced) -> Sequence[CycleRecipe]:
-    """The runs below that a step began, or that the run then waits for: they may be of a process that is gone."""
+    """The runs below that a step began or told to end, or that the run then waits for: they may be of a process that is
+    gone."""
     head = step.head
-    if step.what == "ended" or head is None:
+    if head is None:
         return ()
     if step.what == "parked" and head.reason is ParkReason.CHILDREN:
         return [CycleRecipe.of(one, engine.store.id) for one in unfinished(engine, head) if one.parent_key == head.key]
-    return step.others
+    return step.below
+
+
+def left_below(engine: Engine, key: str) -> list[CycleRecipe]:
+    """The runs below one that is taken up again: whoever carried them on may be gone."""
+    look = engine.store.look(key)
+    if look is None or look.head.parent_key is not None:
+        return []
+    return [CycleRecipe.of(one, engine.store.id) for one in unfinished(engine, look.head) if one.key != key]
 
 
 def unfinished(engine: Engine, head: Head) -> list[Head]:

@@ -10,7 +10,7 @@ import time
 from contextvars import ContextVar, copy_context
 
 from vv_agent.checkpoint.record import Head
-from vv_agent.dispatch.base import begun_below, cannot_serve, drive, until_due
+from vv_agent.dispatch.base import begun_below, cannot_serve, drive, left_below, until_due
 from vv_agent.errors import ConfigError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
@@ -57,6 +57,8 @@ class ThreadBackend:
             return
         tree = _Tree(self)
         job = tree.begin(engine, recipe, resume=resume)
+        for below in left_below(engine, recipe.key) if resume else ():
+            tree.begin(engine, below)
         job.done.wait()
         if job.error is not None:
             raise job.error
@@ -115,7 +117,7 @@ class _Tree:
         """Put a run into the queue, once."""
         with self._lock:
             known = self._jobs.get(recipe.key)
-            if known is not None:
+            if known is not None and not known.done.is_set():
                 return known
             job = self._jobs[recipe.key] = _Job(engine, recipe, resume, self)
         job.context.run(_pool.set, self._pool)

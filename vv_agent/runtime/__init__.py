@@ -13,7 +13,9 @@ _HOMES = {
     "CancellationToken": ("vv_agent.cancellation", "CancellationToken"),
     "CheckpointStore": ("vv_agent.checkpoint.store", "CheckpointStore"),
     "InMemoryCheckpointStore": ("vv_agent.checkpoint.memory", "MemoryStore"),
+    "CycleRunner": ("vv_agent.runtime.advance", "CycleRunner"),
     "OperationJournalEntry": ("vv_agent.checkpoint.journal", "OperationJournalEntry"),
+    "ToolCallRunner": ("vv_agent.tools.orchestrator", "ToolOrchestrator"),
 }
 __all__ = sorted(_HOMES)  # noqa: PLE0605
 

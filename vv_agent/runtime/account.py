@@ -48,6 +48,8 @@ class Account:
         self._cycle: int = stored.get("cycle", 0)
         self._admitted: int = stored.get("admitted", 0)
         self.exhaustion: dict[str, Any] | None = stored.get("exhaustion")
+        self._waiting: dict[str, dict[str, Any]] = dict(stored.get("waiting", {}))
+        """What runs below that wait for somebody have used, by key."""
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -59,6 +61,8 @@ class Account:
         kept: dict[str, Any] = {"usage": self.usage, "cycle": self._cycle, "admitted": self._admitted}
         if self._raised:
             kept["limits"] = self._evaluator.limits.to_wire()
+        if self._waiting:
+            kept["waiting"] = self._waiting
         return kept if self.exhaustion is None else {**kept, "exhaustion": self.exhaustion}
 
     def raise_to(self, limits: RunBudgetLimits) -> None:
@@ -73,9 +77,12 @@ class Account:
         self._evaluator.observe()
         return {"limits": self._evaluator.left().to_wire()}
 
-    def add_child(self, usage: Mapping[str, Any]) -> None:
-        """Count what a run below has used."""
-        self._evaluator.absorb(BudgetUsageSnapshot.from_wire(usage))
+    def add_child(self, key: str, usage: Mapping[str, Any], *, goes_on: bool) -> None:
+        """Count what a run below has used beyond what it told before: one that waits for somebody may go on."""
+        used, before = BudgetUsageSnapshot.from_wire(usage), self._waiting.pop(key, None)
+        self._evaluator.absorb(used if before is None else used.beyond(BudgetUsageSnapshot.from_wire(before)))
+        if goes_on:
+            self._waiting[key] = dict(usage)
 
     # The boundaries, in the order of a cycle. Each may raise `Exhausted`.
 

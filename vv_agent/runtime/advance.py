@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from vv_agent.checkpoint.record import Claimed, Commit, Head, Refused, Release, Seen, State
 from vv_agent.errors import CannotServe, ClaimLost
@@ -25,8 +25,8 @@ class Advanced:
     """What a call of `advance` came to.
 
     `next` is what should be advanced now: the run's next cycle after a commit, nothing while it is parked or ended.
-    `kept` is the run with its claim when the commit kept it. `why` says more about a refusal or a deferral. `others`
-    are further runs of the tree that can be advanced: those this one began, and the one that waited for its end.
+    `kept` is the run with its claim when the commit kept it. `why` says more about a refusal or a deferral. `below`
+    are the runs that this one began, or whose end its own end asks for; `above` is the one that waited for its end.
     """
 
     what: What
@@ -34,7 +34,12 @@ class Advanced:
     next: tuple[CycleRecipe, ...] = ()
     kept: Run | None = None
     why: str = ""
-    others: tuple[CycleRecipe, ...] = ()
+    below: tuple[CycleRecipe, ...] = ()
+    above: tuple[CycleRecipe, ...] = ()
+
+
+CycleRunner: TypeAlias = Callable[[Engine, CycleRecipe], Advanced]
+"""What does one cycle of a run; `advance` is the one there is."""
 
 
 def advance(
@@ -136,23 +141,25 @@ def _give_back(run: Run, error: CannotServe) -> Advanced:
 
 
 def _after(engine: Engine, run: Run) -> Advanced:
-    head, others = run.head, tuple(run.others)
+    head, below = run.head, tuple(run.begun)
     if head.state is State.CLAIMED:
-        run.recovered, run.others = False, []
-        return Advanced("committed", head, (CycleRecipe.of(head, engine.store.id),), run, others=others)
+        run.recovered, run.begun = False, []
+        return Advanced("committed", head, (CycleRecipe.of(head, engine.store.id),), run, below=below)
     engine.keeper.release(run.hold)
     if head.state is State.ENDED:
         if engine.sinks(run.key):  # who listens here reads the result next
             run.remember()
-        return Advanced("ended", head, others=(*others, *_above(engine, head)))
+        told = [task["key"] for task in run.children.unfinished]
+        above = () if head.parent_key is None else _ready(engine, [head.parent_key])
+        return Advanced("ended", head, below=(*below, *_ready(engine, told)), above=above)
     run.remember()
     if head.state is State.PARKED:
-        return Advanced("parked", head, others=others)
+        return Advanced("parked", head, below=below)
     what: What = "committed" if head.cycle != run.cycle else "released"
-    return Advanced(what, head, (CycleRecipe.of(head, engine.store.id),), others=others)
+    return Advanced(what, head, (CycleRecipe.of(head, engine.store.id),), below=below)
 
 
-def _above(engine: Engine, head: Head) -> list[CycleRecipe]:
-    """The run that waited for the end of this one."""
-    look = engine.store.look(head.parent_key) if head.parent_key is not None else None
-    return [CycleRecipe.of(look.head, engine.store.id)] if look and look.head.state is State.READY else []
+def _ready(engine: Engine, keys: Iterable[str]) -> tuple[CycleRecipe, ...]:
+    """Those of these runs that a signal of this one made ready."""
+    looks = filter(None, map(engine.store.look, keys))
+    return tuple(CycleRecipe.of(look.head, engine.store.id) for look in looks if look.head.state is State.READY)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vv_agent.checkpoint.record import NewRun, Signal
-from vv_agent.results import ToolExecutionResult
+from vv_agent.results import AgentStatus, ToolExecutionResult
 from vv_agent.runtime.program import AGENT_TOOL, SUB_AGENT
 from vv_agent.tools.base import SubTaskQuery, SubTaskRequest, SubTaskSpec, ToolContext
 from vv_agent.workspace.portable import compiled
@@ -51,18 +51,21 @@ class Children:
         return {name: value for name, value in kept.items() if value}
 
     @property
-    def running(self) -> list[dict[str, Any]]:
-        return [task for task in self.tasks.values() if task["status"] == RUNNING]
+    def unfinished(self) -> list[dict[str, Any]]:
+        """Those that work, and those that wait for somebody: a decision may still come."""
+        return [task for task in self.tasks.values() if task["status"] in (RUNNING, AgentStatus.WAIT_USER)]
 
     def due_in(self, now: int) -> int | None:
         """Milliseconds until the first wait is over whatever comes."""
         return min((max(0, wait["until"] - now) for wait in self.waits.values() if wait.get("until")), default=None)
 
-    def drop_new(self) -> None:
-        """Nothing that was not saved yet is begun."""
+    def drop_new(self) -> dict[str, dict[str, Any]]:
+        """Nothing that was not saved yet is begun; gives what was to be, by task id."""
         keys = {run.key for run in self.new}
-        self.tasks = {name: task for name, task in self.tasks.items() if task["key"] not in keys}
-        self.new, self.posts = [], []
+        dropped = {name: task for name, task in self.tasks.items() if task["key"] in keys}
+        self.tasks = {name: task for name, task in self.tasks.items() if name not in dropped}
+        self.new = []
+        return dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +108,23 @@ class CallTasks:
     def _ask(self, context: ToolContext, asked: Asked) -> ToolExecutionResult:
         self.asked = asked
         return ToolExecutionResult(tool_call_id=context.tool_call_id, content="")
+
+
+def lineage(parent: Mapping[str, Any]) -> dict[str, Any]:
+    """What the events of a run below another one say of where it comes from; `parent` as in its `Body`."""
+    name = parent["task_id"]
+    return {
+        "parent_run_id": parent["run_id"], "session_id": name, "child_session_id": name, "task_id": name,
+        "parent_tool_call_id": parent["call_id"],
+    }  # fmt: skip
+
+
+def show_begin(run: Run) -> None:
+    """The events with which a further segment of a run begins."""
+    parent, segment = run.body.parent, run.body.segment
+    if parent is None:
+        run.emit("run_started", refs={"input": ("input", segment)}, input=run.transcript.inputs[segment])
+    else:
+        metadata = {"model": run.program.definition.model.model_id, "parent_task_id": parent["above"]}
+        run.emit("sub_run_started", **lineage(parent), status=RUNNING, metadata=metadata)
+    run.emit("agent_started")

@@ -32,7 +32,7 @@ from vv_agent.runtime import (
 from vv_agent.runtime.account import EXHAUSTED, Account, Exhausted
 from vv_agent.runtime.approval import ApprovalFailed, ApprovalNeeded, message_of
 from vv_agent.runtime.control import HookFailed
-from vv_agent.runtime.inbox import Inbox
+from vv_agent.runtime.inbox import DEFAULT_REASON, Inbox
 from vv_agent.runtime.output import Decision, GoOn, Stop
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import message_item, storable
@@ -98,10 +98,7 @@ def _decided(run: Run, decide: Callable[[Run], Decision]) -> Decision | None:
     except LlmError as error:
         return output.failed(error.message, error.code)
     except Stopping:
-        if run.turn is None and not run.program.reconciles_models:  # a model call was cut off: it may be paid twice
-            model_call.warn_of_duplicate(run)
-            model_call.reset_stream(run)
-        run.save(Release())
+        return _give_back(run)
     except journal.GivenUp as given_up:
         return given_up.stop
     except journal.Unresolved as unresolved:
@@ -121,6 +118,17 @@ def _decided(run: Run, decide: Callable[[Run], Decision]) -> Decision | None:
     return None
 
 
+def _give_back(run: Run) -> Stop | None:
+    if run.turn is None and not run.program.reconciles_models:  # a model call was cut off: it may be paid twice
+        model_call.warn_of_duplicate(run)
+        model_call.reset_stream(run)
+    try:
+        run.save(Release())
+    except SignalsWaiting:  # a cancel came before the runs below that the save was to create
+        return _cancelled(run, run.inbox.cancel or DEFAULT_REASON)
+    return None
+
+
 def _bounded(retry_after: float | None) -> float:
     """A provider's wish to wait, in seconds, within reason: a date far away or no number is asked again in an hour."""
     wish = retry_after or 0.0
@@ -132,6 +140,7 @@ def _decide(run: Run) -> Decision:
         run.inbox = Inbox()  # what is unread is for after the end
         return Stop.of_log(candidate)
     run.inbox.check()
+    delegation.hear(run)
     if not handoff.take_over(run):
         _follow_up(run)
     if run.inbox.cancel is not None:
@@ -245,8 +254,7 @@ def _next_segment(run: Run, said: Message | None) -> None:
         came_from=None,
     )
     run.log(["s", segment] if said is None else ["i", segment, said.to_wire()])
-    run.emit("run_started", refs={"input": ("input", segment)}, input=run.transcript.inputs[segment])
-    run.emit("agent_started")
+    children.show_begin(run)
 
 
 def _take_limits(run: Run) -> bool:
@@ -312,7 +320,7 @@ def _receipt(run: Run, response: ModelResponse) -> list[Any]:
 
 def _cancelled(run: Run, reason: str) -> Stop:
     run.inbox.accept_cancel()
-    run.children.drop_new()
+    delegation.drop(run, reason)
     if run.body.segment in run.transcript.ends:  # it has its terminal event
         _next_segment(run, None)
     if (observation := journal.observation(run)) is not None:

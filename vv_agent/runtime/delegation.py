@@ -11,17 +11,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vv_agent.checkpoint.record import Signal
-from vv_agent.errors import ToolError
+from vv_agent.errors import CheckpointError, ToolError
 from vv_agent.results import AgentStatus, ToolExecutionResult
-from vv_agent.runtime import handoff
-from vv_agent.runtime.children import RUNNING, Asked
-from vv_agent.runtime.eventlog import Emitted
+from vv_agent.runtime import handoff, steering
+from vv_agent.runtime.body import Body
+from vv_agent.runtime.children import RUNNING, Asked, lineage
+from vv_agent.runtime.eventlog import Emitted, Origin
 from vv_agent.runtime.hooks import context_of
 from vv_agent.runtime.inbox import cancel_signal, steer_signal
 from vv_agent.runtime.opening import InputBlocked, admitted_input
 from vv_agent.runtime.output import Stop, usage_of
 from vv_agent.runtime.program import FAULT_PREFIX
-from vv_agent.runtime.sub_runs import SubRun, Work, child_key, failed_outcome, new_child, prompt_of, summary_of
+from vv_agent.runtime.sub_runs import (
+    SubRun,
+    Work,
+    child_key,
+    failed_outcome,
+    new_child,
+    parent_of,
+    prompt_of,
+    summary_of,
+)
 from vv_agent.runtime.sub_task_results import begun, outcomes, standing
 from vv_agent.runtime.transcript import pack
 from vv_agent.tools.base import SubTaskQuery, SubTaskRequest
@@ -51,7 +61,7 @@ def carry_out(run: Run, position: int, asked: Asked) -> ToolExecutionResult | No
 def _begin(run: Run, position: int, asked: Asked, request: SubTaskRequest) -> ToolExecutionResult | None:
     slot = asked.slots.get(request.agent_id)
     agent = run.program.linked(slot).definition.agent.name if asked.tool and slot else request.agent_id
-    ids, failed = [], []
+    rows: list[str | dict[str, Any]] = []
     summary = summary_of(run) if request.include_main_summary else ""
     for index, task in enumerate(request.tasks):
         key = child_key(run.key, run.cycle, position, index)
@@ -61,17 +71,19 @@ def _begin(run: Run, position: int, asked: Asked, request: SubTaskRequest) -> To
         work = Work(slot or "", agent, name, prompt_of(task, summary), request.exclude_files_pattern, state=state)
         fault = _fault(run, slot, request.agent_id) or start(run, position, index, work)
         if fault is not None:
-            failed.append(_never_begun(run, position, work, fault))
+            rows.append(_never_begun(run, position, work, fault))
         else:
-            ids.append(name)
-    if request.wait and ids:
-        kind = "tool" if asked.tool else "batch" if request.batch else "single"
-        run.children.waits[position] = {"kind": kind, "tasks": ids, "since": run.engine.clock()}
+            rows.append(name)
+    kind = "tool" if asked.tool else "batch" if request.batch else "single"
+    begun_ids = [row for row in rows if isinstance(row, str)]
+    if request.wait and begun_ids:
+        run.children.waits[position] = {"kind": kind, "tasks": begun_ids, "rows": rows, "since": run.engine.clock()}
         return None
     call_id = run.turn.call(position).id if run.turn is not None else ""
-    if not ids:
-        return outcomes(call_id, "tool" if asked.tool else "batch" if request.batch else "single", failed)
-    return begun(call_id, request, ids, agent, tool=asked.tool)
+    failed = [row for row in rows if not isinstance(row, str)]
+    if failed and (request.wait or not request.batch):
+        return outcomes(call_id, kind, failed)
+    return begun(call_id, request, rows, agent, tool=asked.tool)
 
 
 def _fault(run: Run, slot: str | None, agent_id: str) -> dict[str, str] | None:
@@ -104,8 +116,8 @@ def start(run: Run, position: int, index: int, work: Work) -> dict[str, str] | N
     }
     model = program.definition.model.model_id
     _show_start(run, position, work, run_id=new.run_id, model=model, key=new.key)
-    origin, lineage = run.origin._replace(run_id=new.run_id, agent=work.agent), _lineage(run, position, work)
-    run.emit("agent_started", {}, origin, parent_run_id=lineage["parent_run_id"], session_id=work.task_id)
+    origin = run.origin._replace(run_id=new.run_id, agent=work.agent)
+    run.emit("agent_started", {}, origin, parent_run_id=run.body.run_id, session_id=work.task_id)
     return None
 
 
@@ -115,41 +127,53 @@ def _show_start(run: Run, position: int, work: Work, *, run_id: str, model: str,
     metadata = {"model": model, "parent_task_id": run.task_id}
     refs = {} if key is None else {"metadata": ["child", key, metadata]}
     origin = run.origin._replace(run_id=run_id, agent=work.agent)
-    run.emit("sub_run_started", refs, origin, **_lineage(run, position, work), status="running", metadata=metadata)
+    fields = lineage(parent_of(run, position, work.task_id))
+    run.emit("sub_run_started", refs, origin, **fields, status=RUNNING, metadata=metadata)
 
 
-def _lineage(run: Run, position: int, work: Work) -> dict[str, Any]:
-    assert run.turn is not None
-    name = work.task_id
-    return {
-        "parent_run_id": run.body.run_id, "session_id": name, "child_session_id": name, "task_id": name,
-        "parent_tool_call_id": run.turn.call(position).id,
-    }  # fmt: skip
+def _show_failure(run: Run, parent: Mapping[str, Any], origin: Origin, message: str, code: str) -> None:
+    run.emit(
+        "sub_run_completed", {}, origin, **lineage(parent), status="failed", error=message, completion_reason="failed",
+        metadata={"cycles": 0, "error_code": code},
+    )  # fmt: skip
+
+
+def drop(run: Run, reason: str) -> None:
+    """The run is cancelled: what was to begin with its next save was shown, and ends here."""
+    new = {one.key: one for one in run.children.new}
+    for task in run.children.drop_new().values():
+        body = Body.unpack(new[task["key"]].body, task["key"])
+        assert body.parent is not None
+        origin = run.origin._replace(run_id=body.run_id, agent=body.agent)
+        _show_failure(run, body.parent, origin, reason, "sub_task_failed")
 
 
 def _never_begun(run: Run, position: int, work: Work, fault: Mapping[str, str]) -> dict[str, Any]:
     code, message, run_id = fault["code"], fault["message"], run.engine.new_id("run")
     if fault["model"]:  # it is one of the agents
         _show_start(run, position, work, run_id=run_id, model=fault["model"], key=None)
-        run.emit(
-            "sub_run_completed", {}, run.origin._replace(run_id=run_id, agent=work.agent),
-            **_lineage(run, position, work), status="failed", error=message, completion_reason="failed",
-            metadata={"cycles": 0, "error_code": code},
-        )  # fmt: skip
+        origin = run.origin._replace(run_id=run_id, agent=work.agent)
+        _show_failure(run, parent_of(run, position, work.task_id), origin, message, code)
     return failed_outcome(work.task_id, work.agent, message, code)
 
 
 # What became of it.
 
 
-def settled(run: Run) -> list[tuple[int, ToolExecutionResult, int]]:
-    """The calls that need not wait any more: position, result, and how long they waited in ms."""
+def hear(run: Run) -> None:
+    """Note what became of the runs below, whatever this run does now: what is unread wakes a run that parks."""
     for ended in run.inbox.take_children():
         task = run.children.tasks.get(ended["task_id"])
         if task is not None and task["key"] == ended["key"]:
-            if run.account is not None and task["status"] == RUNNING and ended.get("usage"):
-                run.account.add_child(ended["usage"])
             task["status"] = ended["status"]
+        if run.account is not None and ended.get("usage"):
+            waits = ended["status"] == AgentStatus.WAIT_USER
+            run.account.add_child(ended["key"], ended["usage"], goes_on=waits)
+
+
+def settled(run: Run) -> list[tuple[int, ToolExecutionResult, int]]:
+    """The calls that need not wait any more: position, result, and how long they waited in ms."""
+    hear(run)
     done = []
     for position, wait in sorted(run.children.waits.items()):
         late = wait.get("until") is not None and wait["until"] <= run.claimed_at
@@ -169,7 +193,8 @@ def _result(run: Run, position: int, wait: Mapping[str, Any], *, late: bool) -> 
     call_id = run.turn.call(position).id
     if wait["kind"] == "status":
         return standing(run, call_id, SubTaskQuery(**wait["query"]), wait.get("interaction"), exceeded=late)
-    return outcomes(call_id, wait["kind"], [_outcome(run, name) for name in wait["tasks"]])
+    rows = [_outcome(run, row) if isinstance(row, str) else row for row in wait["rows"]]
+    return outcomes(call_id, wait["kind"], rows)
 
 
 def _outcome(run: Run, task_id: str) -> dict[str, Any]:
@@ -208,26 +233,53 @@ def _say(run: Run, position: int, query: SubTaskQuery) -> dict[str, str]:
     (name,) = query.task_ids
     task, message = run.children.tasks.get(name), query.message or ""
     if task is None:
-        raise ToolError(f"Sub-task {name} not found.", "sub_task_not_found", task_id=name)
+        raise ToolError(f"Sub-task {name} not found.", "sub_task_not_found", details={"task_id": name})
+    if task["status"] != AgentStatus.WAIT_USER and _steer(run, position, task, message):
+        return {"action": "message_queued", "previous_status": RUNNING}
     status = task["status"]
-    if status == RUNNING:
-        signal = steer_signal(f"steer_{child_key(run.key, run.cycle, position, 0)}", message)
-        run.children.posts.append((task["key"], signal))
-        return {"action": "message_queued", "previous_status": status}
     if status == AgentStatus.MAX_CYCLES:
         text = f"Sub-task {name} reached max cycles and cannot continue."
-        raise ToolError(text, "sub_task_max_cycles_reached", task_id=name)
+        raise ToolError(text, "sub_task_max_cycles_reached", details={"task_id": name})
     child = SubRun(run.engine.store, task["key"])
     slot = task["slot"]
     if not child.exists or task["node"] != run.body.node:  # it worked for an agent that handed over
-        raise ToolError(f"Sub-task {name} session is not attached.", "sub_task_session_not_ready", task_id=name)
+        text = f"Sub-task {name} session is not attached."
+        raise ToolError(text, "sub_task_session_not_ready", details={"task_id": name})
     refused = start(run, position, 0, Work(
         slot, task["agent"], name, message, (child.blobs.get("work") or {}).get("exclude"), child.history(),
         child.state,
     ))  # fmt: skip
     if refused is not None:
-        raise ToolError(refused["message"], "sub_task_continue_failed", task_id=name)
+        raise ToolError(refused["message"], "sub_task_continue_failed", details={"task_id": name})
+    if status == AgentStatus.WAIT_USER:  # what it waits for is moot
+        run.children.posts.append((task["key"], _over(run, "The work goes on with another message.")))
     return {"action": "continued", "previous_status": status}
+
+
+def _steer(run: Run, position: int, task: Mapping[str, Any], message: str) -> bool:
+    """Tell a run below something; False if it ended meanwhile, and then its end is known here.
+
+    It is sent at once: only then this run knows that the other one will hear it. The id is that of the call, so that a
+    further attempt at the call says it no second time.
+    """
+    signal = steer_signal(f"steer_{child_key(run.key, run.cycle, position, 0)}", message)
+    if any(new.key == task["key"] for new in run.children.new):
+        run.children.posts.append((task["key"], signal))
+        return True
+    try:
+        run.engine.store.post(task["key"], signal)
+    except CheckpointError as error:
+        if error.code not in ("run_finished", "checkpoint_not_found"):
+            raise
+        run.refresh()
+        hear(run)
+        return False
+    run.engine.keeper.poke(task["key"])
+    return True
+
+
+def _over(run: Run, reason: str) -> Signal:
+    return cancel_signal(f"over_{run.key}", reason)
 
 
 def end_posts(run: Run, decision: Stop, *, ends: bool) -> list[tuple[str, Signal]]:
@@ -235,14 +287,14 @@ def end_posts(run: Run, decision: Stop, *, ends: bool) -> list[tuple[str, Signal
     below that nobody waits for them any more."""
     posts: list[tuple[str, Signal]] = []
     parent, above = run.body.parent, run.head.parent_key
-    if parent is not None and above is not None and decision.to is None:
+    if parent is not None and above is not None and not steering.continues(run, decision):
         body = {"task_id": parent["task_id"], "key": run.key, "status": decision.status.value}
         if run.account is not None:
             body["usage"] = run.account.usage
         posts.append((above, Signal(f"child_{run.key}_{run.body.segment}", "child", pack(body))))
     if ends:
-        reason = "The run that gave this work is over."
-        posts += [(task["key"], cancel_signal(f"over_{run.key}", reason)) for task in run.children.running]
+        over = _over(run, "The run that gave this work is over.")
+        posts += [(task["key"], over) for task in run.children.unfinished]
     return posts
 
 
@@ -258,8 +310,7 @@ def terminal_event(run: Run, decision: Stop) -> Emitted:
     if failed:
         metadata["error_code"] = decision.error_code or "sub_task_failed"
     fields: dict[str, Any] = {
-        "parent_tool_call_id": parent["call_id"], "task_id": parent["task_id"],
-        "child_session_id": parent["task_id"], "status": decision.status.value, "metadata": metadata,
+        **lineage(parent), "status": decision.status.value, "metadata": metadata,
         "completion_reason": decision.reason.value if decision.reason else None,
         "completion_tool_name": decision.tool,
     }  # fmt: skip

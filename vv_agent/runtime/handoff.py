@@ -10,6 +10,7 @@ from vv_agent.history import sanitized
 from vv_agent.messages import Message
 from vv_agent.results import AgentStatus
 from vv_agent.runtime import output
+from vv_agent.runtime.children import show_begin
 from vv_agent.runtime.eventlog import Emitted
 from vv_agent.runtime.hooks import context_of
 from vv_agent.runtime.opening import InputBlocked, admitted_input
@@ -63,8 +64,7 @@ def take_over(run: Run) -> bool:
     run.log(["i", segment, Message("user", text).to_wire(), opening])
     refs, fields = _shown(came_from, said, {})
     run.emit("handoff_started", refs, source, **fields, status="started")
-    run.emit("run_started", refs={"input": ("input", segment)}, input=text)
-    run.emit("agent_started")
+    show_begin(run)
     return True
 
 

@@ -21,6 +21,7 @@ from vv_agent.memory.session import SessionMemory, SessionMemoryConfig, SessionM
 from vv_agent.memory.tokens import estimate_message, estimate_tools
 from vv_agent.messages import Message
 from vv_agent.runtime import journal, model_call
+from vv_agent.runtime.control import HookFailed
 from vv_agent.runtime.eventlog import build
 from vv_agent.runtime.output import Stop
 from vv_agent.runtime.run import Run
@@ -67,6 +68,8 @@ class Setup:
     extraction: Route | None
     overhead: int
     """Estimated tokens of the tool schemas."""
+    quiet: int
+    """Tokens up to which nothing is to be done; -1 for a run with a session memory, which is looked at each time."""
 
     @classmethod
     def of(cls, program: Program) -> Setup:
@@ -77,11 +80,12 @@ class Setup:
         other = room
         if summary is not None:
             other = _room(MemoryConfig(compact_threshold=0), summary.settings, summary.resolved)
+        remembers = config.session_memory_enabled and bool(extractor[1] or config.session_memory_seed)
         bare = program.settings.model_copy(update={"response_format": None})
         return cls(
             config=config, room=room, summary=summary or Route(program.model, own, bare),
             summary_room=min(room.prompt_capacity, other.prompt_capacity), extraction=_route(program, *extractor),
-            overhead=estimate_tools(program.advertised),
+            overhead=estimate_tools(program.advertised), quiet=-1 if remembers else room.microcompact_threshold,
         )  # fmt: skip
 
 
@@ -107,18 +111,38 @@ def keep_within(run: Run, rewrite: Rewrite | None = None) -> None:
     """The pass of every cycle, before the model is called. Raises what a model call raises, `Exhausted`, `GivenUp`."""
     if run.cycle in run.transcript.compactions:
         return
+    if rewrite is None and _tokens(run, run.transcript.estimated) <= run.program.memory.quiet:
+        return
     work = _Pass(run, 0)
     messages = run.transcript.messages
-    given = messages if rewrite is None else rewrite(messages)
-    length = work.tokens(run.transcript.estimated) if given is messages else work.count(given)
+    given = messages if rewrite is None else _rewritten(messages, rewrite)
+    length = work.count(given)
     trigger = work.trigger(length)
-    if given is messages and trigger is None and work.session is None:  # a copy would cost more with every cycle
-        return
     shown = work.extracted(list(given), length)
     if trigger is None:
         work.settle(shown, Compaction(tuple(shown)))
     else:
         work.compact(shown, length, trigger, lambda: work.manager.run(shown, length))
+
+
+def _tokens(run: Run, estimated: int) -> int:
+    """Tokens of a prompt by its estimate, corrected by what the provider said about the last one."""
+    overhead, measured = run.program.memory.overhead, run.transcript.measured
+    reported = normalize_token_usage(measured[0]).input_tokens if measured else None
+    if measured is None or not reported:
+        return estimated + overhead
+    ratio = reported / max(1, measured[1] + overhead)
+    return int((estimated + overhead) * min(max(ratio, _LEAST), _MOST))
+
+
+def _rewritten(messages: Sequence[Message], rewrite: Rewrite) -> Sequence[Message]:
+    """What hooks made of the messages, as it can be stored; `HookFailed` for what is no message."""
+    given = rewrite(messages)
+    if given is messages:
+        return messages
+    if not all(isinstance(message, Message) for message in given):
+        raise HookFailed("runtime_hook_failed", "before_memory_compact gave something that is no Message")
+    return [Message.from_wire(storable(message.to_wire())) for message in given]
 
 
 def too_long(error: LlmError) -> bool:
@@ -134,7 +158,7 @@ def after_refusal(run: Run, error: LlmError) -> None:
     if attempt > MAX_REFUSALS:
         raise CompactionExhaustedError(MAX_REFUSALS, error.message)
     work, shown = _Pass(run, attempt), list(run.transcript.messages)
-    length = work.tokens(run.transcript.estimated)
+    length = _tokens(run, run.transcript.estimated)
 
     def shorter() -> Compaction:
         if attempt == 1:
@@ -165,17 +189,8 @@ class _Pass:
 
     # Counting.
 
-    def tokens(self, estimated: int) -> int:
-        """Tokens of a prompt by its estimate, corrected by what the provider said about the last one."""
-        overhead, measured = self.setup.overhead, self.run.transcript.measured
-        reported = normalize_token_usage(measured[0]).input_tokens if measured else None
-        if measured is None or not reported:
-            return estimated + overhead
-        ratio = reported / max(1, measured[1] + overhead)
-        return int((estimated + overhead) * min(max(ratio, _LEAST), _MOST))
-
     def count(self, messages: Sequence[Message]) -> int:
-        return self.tokens(sum(map(estimate_message, messages)))
+        return _tokens(self.run, sum(map(estimate_message, messages)))
 
     def trigger(self, length: int) -> str | None:
         """Why something is to be done."""
@@ -307,16 +322,15 @@ class _Pass:
         metadata = {"messages": [message.to_wire() for message in shown]} if shown else {}
         results, errors = {}, []
         for provider in run.program.memory_providers:
-            name = provider.name or type(provider).__name__
+            name = getattr(provider, "name", "") or type(provider).__name__
             told = emitted._replace(fields={**fields, "metadata": metadata} if metadata else fields)
             try:
                 result = getattr(provider, stage)(build(run.body, told))
+                if result is not None:
+                    results[name] = storable(result.metadata)
             except Exception as error:  # the host's own code
                 kind = type(error).__name__
                 errors.append({"provider": name, "stage": stage, "error": str(error), "error_type": kind})
-                continue
-            if result is not None:
-                results[name] = storable(result.metadata)
         said = {"memory_provider_results": results, "memory_provider_errors": errors}
         kept = storable({name: value for name, value in said.items() if value})
         run.tell(emitted._replace(fields={**fields, "metadata": kept}) if kept else emitted)

@@ -66,8 +66,8 @@ class Run:
         self.account = Account(limits or RunBudgetLimits(), kept, program.host_cost_meter) if limits or kept else None
         self.approvals = Approvals(self._blob("approvals"))
         self.children = Children.of(self._blob("children"))
-        self.others: list[CycleRecipe] = []
-        """Other runs of the tree that were begun and can be advanced."""
+        self.begun: list[CycleRecipe] = []
+        """Runs below that were begun and can be advanced."""
         self.words = Words(**self._blob("words"))
         self.claimed_at = snapshot.now
         """The store's clock at the claim, in ms."""
@@ -259,7 +259,7 @@ class Run:
         self.approvals.unsaved = False
         for new in change.creates:
             self.engine.programs.adopt(new.key, new.root_key)
-            self.others.append(CycleRecipe(
+            self.begun.append(CycleRecipe(
                 key=new.key, cycle=1, definition=new.definition, store=self.engine.store.id, queue=new.queue
             ))  # fmt: skip
         self.children.new, self.children.posts = [], []

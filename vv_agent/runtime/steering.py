@@ -53,9 +53,11 @@ def enter(run: Run) -> None:
 def redirected(run: Run, decision: Decision) -> Decision:
     """The decision after what was said: a completed end goes on for a steer. In the last cycle of the segment there is
     no room for it, so it begins the next one."""
-    if isinstance(decision, GoOn) or decision.to is not None or run.body.segment in run.transcript.candidates:
+    if isinstance(decision, GoOn) or run.body.segment in run.transcript.candidates:
         return decision
     _hear(run)
+    if decision.to is not None:  # the agent that takes over is told
+        return decision
     if decision.status is AgentStatus.COMPLETED and run.words.steers:
         if run.index < run.program.controls.max_cycles:
             return GoOn()

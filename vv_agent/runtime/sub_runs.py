@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from vv_agent.agent import trimmed
 from vv_agent.checkpoint.record import Head, NewRun, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.history import sanitized
@@ -70,9 +71,7 @@ def summary_of(run: Run) -> str:
 def new_child(run: Run, position: int, index: int, work: Work, denied: Mapping[str, Any]) -> NewRun:
     """The record of a run below this one. It may use what is left of the budget, and may do nothing that this one may
     not."""
-    assert run.turn is not None
-    program, call = run.program.linked(work.slot), run.turn.call(position)
-    parent = {"run_id": run.body.run_id, "call_id": call.id, "task_id": work.task_id, "above": run.task_id}
+    program, parent = run.program.linked(work.slot), parent_of(run, position, work.task_id)
     body = Body(
         run.body.trace_id, run.engine.new_id("run"), work.agent, checkpointed=run.body.checkpointed,
         live=run.body.live, session_id=work.task_id, parent=parent,
@@ -93,6 +92,13 @@ def new_child(run: Run, position: int, index: int, work: Work, denied: Mapping[s
         blobs={name: pack(dict(value)) for name, value in blobs.items() if value},
         linked={digest: one.definition.encode() for digest, one in program.closure.items() if one is not program},
     )  # fmt: skip
+
+
+def parent_of(run: Run, position: int, task_id: str) -> dict[str, Any]:
+    """What a run below keeps of the one that begins it (`Body.parent`)."""
+    assert run.turn is not None
+    call_id = run.turn.call(position).id
+    return {"run_id": run.body.run_id, "call_id": call_id, "task_id": task_id, "above": run.task_id}
 
 
 def _prompt(program: Program) -> list[Message]:
@@ -167,7 +173,7 @@ class SubRun:
             "todo_list": self.state.get(TODOS) or [], "error_code": None,
         }  # fmt: skip
         if result.status is not AgentStatus.COMPLETED:
-            code = "sub_task_wait_user" if waits else result.error_code or "sub_task_failed"
+            code = "sub_task_wait_user" if waits else trimmed(result.error_code or "") or "sub_task_failed"
             found |= {"error_code": code, "partial_output": result.partial_output}
         found |= {"completion_reason": result.completion_reason, "completion_tool_name": result.completion_tool_name}
         return {name: value for name, value in found.items() if value is not None or name in _ALWAYS}

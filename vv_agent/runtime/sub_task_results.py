@@ -18,23 +18,30 @@ _PREVIEW = 240
 """Characters of a text that a snapshot shows."""
 
 
-def begun(call_id: str, request: SubTaskRequest, ids: list[str], agent: str, *, tool: bool) -> ToolExecutionResult:
-    """The result of a call that does not wait."""
+def begun(
+    call_id: str, request: SubTaskRequest, begun: list[str | dict[str, Any]], agent: str, *, tool: bool
+) -> ToolExecutionResult:
+    """The result of a call that does not wait: of each task its id, or the outcome of one that never began."""
     rows = [
-        {"task_id": name, "session_id": name, "agent_name": agent, "status": RUNNING,
+        one if isinstance(one, dict) else
+        {"task_id": one, "session_id": one, "agent_name": agent, "status": RUNNING,
          "task_description": task.description}
-        for name, task in zip(ids, request.tasks, strict=True)
+        for one, task in zip(begun, request.tasks, strict=True)
     ]  # fmt: skip
     if tool:
         content: dict[str, Any] = {
             "agent_name": agent, "status": "background_task_started",
-            "task_description": request.tasks[0].description, "task_id": ids[0],
+            "task_description": request.tasks[0].description, "task_id": rows[0]["task_id"],
         }  # fmt: skip
     elif not request.batch:
         content = {**rows[0], "wait_for_completion": False}
     else:
-        counts = {"total": len(rows), "accepted": len(rows), "failed": 0}
-        content = {"summary": counts, "task_ids": ids, "results": rows, "wait_for_completion": False}
+        ids = [one for one in begun if isinstance(one, str)]
+        counts = {"total": len(rows), "accepted": len(ids), "failed": len(rows) - len(ids)}
+        numbered = [{**row, "index": index} for index, row in enumerate(rows)]
+        content = {"summary": counts, "task_ids": ids, "results": numbered, "wait_for_completion": False}
+        if not ids:
+            return _none_succeeded(call_id, "None of the sub-tasks could begin.", content)
     return ToolExecutionResult(tool_call_id=call_id, content=json_text(content))
 
 
@@ -53,9 +60,12 @@ def outcomes(call_id: str, kind: str, outcomes: list[dict[str, Any]]) -> ToolExe
     rows = [{**one, "index": index} for index, one in enumerate(outcomes)]
     content = {"summary": counts, "results": rows, "wait_for_completion": True}
     if not good:
-        text = "None of the sub-tasks was completed."
-        return error_result(call_id, text, "create_sub_task_batch_failed", {"details": content})
+        return _none_succeeded(call_id, "None of the sub-tasks was completed.", content)
     return _enveloped(call_id, content, None)
+
+
+def _none_succeeded(call_id: str, text: str, content: Mapping[str, Any]) -> ToolExecutionResult:
+    return error_result(call_id, text, "create_sub_task_batch_failed", {"details": content})
 
 
 def _enveloped(call_id: str, content: Mapping[str, Any], code: str | None) -> ToolExecutionResult:
@@ -101,7 +111,7 @@ def _row(run: Run, name: str, query: SubTaskQuery) -> dict[str, Any]:
     row |= {"task_description": child.task, "parent_run_id": parent["run_id"], "parent_tool_call_id": parent["call_id"]}
     if task["status"] != RUNNING:
         outcome = child.outcome()
-        row |= {key: value for key, value in outcome.items() if value is not None and key not in row}
+        row |= {key: value for key, value in outcome.items() if value is not None and key not in (*row, "resolved")}
         if outcome["status"] == AgentStatus.WAIT_USER:
             row.pop("error_code", None)
     if query.detail_level == "snapshot":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vv_agent.agent import Agent, SubAgentConfig
 from vv_agent.config import RunConfig, effective_config
 from vv_agent.definition import CapabilityRef
-from vv_agent.errors import ConfigError
+from vv_agent.errors import ConfigError, VVAgentError
 from vv_agent.llm.reference import ModelRef
 from vv_agent.llm.settings import ModelSettings
 from vv_agent.prompt.sections import SEPARATOR
@@ -26,8 +26,16 @@ if TYPE_CHECKING:
     from vv_agent.runtime.compile import Layers
 
 _NOT_FOR_SUB_AGENTS = ("create_sub_task", "sub_task_status", "ask_user")
-_COPIED = KNOWN_METADATA | {"available_skills", "active_skills"}
+_COPIED = KNOWN_METADATA | {"available_skills", "active_skills", "memory_threshold_percentage"}
 """Entries of a run's metadata that its sub-agents get too (spec/26)."""
+RESERVED_METADATA = frozenset({
+    "browser_scope_key", "is_sub_task", "parent_run_id", "parent_task_id", "parent_tool_call_id", "run_id",
+    "session_id", "session_memory_enabled", "sub_agent_name", "task_id", "trace_id", "workspace",
+    "_vv_agent_agent_name", "_vv_agent_allowed_tools", "_vv_agent_disallowed_tools", "_vv_agent_parent_run_id",
+    "_vv_agent_parent_tool_call_id", "_vv_agent_run_id", "_vv_agent_session_id", "_vv_agent_tool_policy_approval",
+    "_vv_agent_tool_policy_can_use_tool", "_vv_agent_trace_id",
+})  # fmt: skip
+"""Entries that only the framework writes: no config says who a run below is (spec/26)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +101,22 @@ class Giver:
         if (fault := given.fault()) is not None:
             return _faulty(slot, name, given, *fault)
         layers = self.layers
+        ref = ModelRef.backend(given.backend, given.model) if given.backend else ModelRef.named(given.model)
+        if not given.backend and given.model == self.model.model:
+            ref = self.model  # with the backend of the run
+        try:
+            resolved = layers.provider.resolve(ref)
+        except VVAgentError as error:
+            return _faulty(slot, name, given, error.code, error.message)
         metadata = layers.config.metadata
         copied = {key: value for key, value in metadata.items() if key in _COPIED}
+        said = {"model_context_window": resolved.context_length, **copied, **given.metadata}
+        said = {key: value for key, value in said.items() if key not in RESERVED_METADATA and value is not None}
         excluded = {*_NOT_FOR_SUB_AGENTS, *given.exclude_tools}
         agent = Agent(
             name=name,
             instructions=given.system_prompt or _standard_prompt(given, copied),
-            model=ModelRef.backend(given.backend, given.model) if given.backend else ModelRef.named(given.model),
+            model=ref,
             model_settings=self.settings.model_copy(update={"max_tokens": None}),
             tools=[
                 tool
@@ -116,7 +133,7 @@ class Giver:
         projected = _projected(layers.config) or RunConfig()
         config = replace(
             projected, max_cycles=None, no_tool_policy=None, tool_policy=None, context_providers=(),
-            tool_registry_factory=_no_tools, metadata={**copied, **given.metadata},
+            tool_registry_factory=_no_tools, metadata={**said, "session_memory_enabled": False},
         )  # fmt: skip
         config = effective_config(agent, None, config)
         above = (*layers.above, layers.agent)

@@ -307,7 +307,7 @@ def _run_stage(run: Run, stage: list[Prepared], *, shown: bool = False) -> None:
         _wait(run, running, batch)
     except RunCancelled:
         for one in running:
-            if one.over:
+            if one.over and one.state.tasks.asked is None:
                 _finish(run, one)
             else:
                 _complete(run, one.prepared.position, one.cut_off())

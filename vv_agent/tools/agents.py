@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from vv_agent.agent import Agent
     from vv_agent.definition import DefinedTool
 
-_DECLARED = ToolMetadata(ToolSideEffect.EXECUTE, ToolIdempotency.SUPPORTED)
+_DECLARED = ToolMetadata(ToolSideEffect.NONE, ToolIdempotency.SUPPORTED)
+"""They do nothing themselves: whoever works then inherits what the policy denies."""
 
 
 class HandoffTool(FunctionTool):

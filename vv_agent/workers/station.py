@@ -140,7 +140,7 @@ class Station:
         for cycles in range(1, 1 << 30):
             stays = self.free > 0 or cycles % _ENOUGH != 0
             step = self._advance(recipe, stays)
-            for other in step.others if step is not None else ():
+            for other in (*step.below, *step.above) if step is not None else ():
                 self._hints.dispatch(other)
             if step is None or not step.next:
                 return

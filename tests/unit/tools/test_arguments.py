@@ -107,7 +107,6 @@ def test_closing_leaves_open_what_says_so_and_does_not_touch_data_or_conditions(
 @pytest.mark.parametrize(
     "schema",
     [{"type": "objekt"}, {"properties": 3}, {"type": "object", "properties": {"a": {"minimum": "x"}}}, {"x": object()}],
-    ids=str,
 )
 def test_a_wrong_schema_is_the_developers_error(schema: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:

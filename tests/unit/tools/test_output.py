@@ -57,7 +57,7 @@ def test_any_json_like_value_becomes_text(value: Any, content: str) -> None:
     }
 
 
-@pytest.mark.parametrize("value", [object(), float("nan"), {"a": float("inf")}, b"\xff", lambda: 1], ids=str)
+@pytest.mark.parametrize("value", [object(), float("nan"), {"a": float("inf")}, b"\xff", lambda: 1])
 def test_a_value_without_json_form_is_an_error_of_the_tool(value: Any) -> None:
     with pytest.raises(ToolError, match="a value of type .* has no JSON form"):
         to_result(value, "c")

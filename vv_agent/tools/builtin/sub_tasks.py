@@ -110,7 +110,7 @@ create_sub_task = BuiltinTool(
         "required": ["agent_id"],
     },
     handler=_create,
-    tool_metadata=ToolMetadata(ToolSideEffect.EXECUTE, ToolIdempotency.SUPPORTED),
+    tool_metadata=ToolMetadata(ToolSideEffect.NONE, ToolIdempotency.SUPPORTED),
 )
 
 sub_task_status = BuiltinTool(
@@ -140,5 +140,5 @@ sub_task_status = BuiltinTool(
         "required": ["task_ids"],
     },
     handler=_status,
-    tool_metadata=ToolMetadata(ToolSideEffect.EXECUTE, ToolIdempotency.SUPPORTED),
+    tool_metadata=ToolMetadata(ToolSideEffect.NONE, ToolIdempotency.SUPPORTED),
 )  # fmt: skip
