@@ -284,7 +284,8 @@ def codes_of(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _code_expressions(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    """Where a code may stand: an argument of an error, a parameter or name that ends in "code", a table of codes."""
+    """Where a code may stand: an argument of an error, a parameter or name that ends in "code", a table of codes, the
+    pair of code and message that a function gives."""
     match node:
         case ast.Call(func=function, args=args, keywords=keywords):
             name = getattr(function, "id", getattr(function, "attr", ""))
@@ -299,6 +300,10 @@ def _code_expressions(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
             elif name == "__init__":
                 yield from ((argument, "") for argument in args[:2])
             yield from ((keyword.value, "") for keyword in keywords if keyword.arg in ("code", "error_code"))
+        case ast.Return(value=ast.Tuple(elts=[ast.Constant(value=str(code)) as first, ast.Constant()])) if _CODE.match(
+            code
+        ):
+            yield first, ""
         case (
             ast.Assign(targets=[ast.Name(id=name)], value=value) | ast.AnnAssign(target=ast.Name(id=name), value=value)
         ):
