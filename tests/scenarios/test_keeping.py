@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +123,12 @@ def opened(kind: str, tmp_path: Path, server: RedisServer) -> Iterator[Checkpoin
         if servers.postgres_url() is None:
             pytest.skip(servers.MISSING["postgres"])
         with servers.postgres_schema() as url:
-            store = open_store(url)
-            yield store
-            store.close()
+            with closing(open_store(url)) as store:
+                yield store
         return
     url = server.url(database()) if kind == "redis" else f"sqlite:///{tmp_path}/there.db"
-    store = open_store("memory://" if kind == "memory" else url)
-    yield store
-    store.close()
+    with closing(open_store("memory://" if kind == "memory" else url)) as store:
+        yield store
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres", "redis"])
@@ -234,15 +232,16 @@ def test_a_file_that_is_no_export_is_refused_with_the_reason(text: str, said: st
 def test_a_record_of_an_earlier_release_goes_on(kind: str, tmp_path: Path, redis_server: RedisServer) -> None:
     make_workspace()
     with opened(kind, tmp_path, redis_server) as store:
-        url = os.environ.get("NONE", store.url)
-        shell = Shell(tmp_path, VV_AGENT_STORE=url, VV_AGENT_IMPORTS="tests")
+        shell = Shell(tmp_path, VV_AGENT_STORE=store.url, VV_AGENT_IMPORTS="tests")
         imported = shell("runs", "import", str(GOLDEN))
         assert imported.returncode == 0, imported
         assert [line.split()[:2] for line in imported.stdout.splitlines()[1:]] == [
             ["tree", "running"], ["lost", "reconciliation_required"], ["done", "completed"],
         ]  # fmt: skip
-        shown = shell("runs", "show", "tree", "--json").json()
-        (asked,) = shown["approvals"]
+        waits = shell("resume", "tree", "--json")
+        assert (waits.returncode, waits.json()["status"]) == (3, "running")
+        (asked,) = shell("runs", "show", "tree", "--json").json()["approvals"]
+        assert waits.json()["next"][0]["command"] == f"vv-agent runs approve tree {asked['interruption_id']} --allow"
         assert shell("runs", "approve", "tree", asked["interruption_id"], "--allow").returncode == 0
         done = shell("resume", "tree", "--json")
         assert done.returncode == 0, done
@@ -251,6 +250,28 @@ def test_a_record_of_an_earlier_release_goes_on(kind: str, tmp_path: Path, redis
         assert shell("runs", "reconcile", "lost", observed, "--done", "it flies").returncode == 0
         assert shell("resume", "lost", "--json").json()["final_output"] == "Up."
         assert shell("runs", "show", "done", "--json").json()["answer"] == "An essay."
+
+
+def test_a_tree_is_listed_by_its_root_shown_with_what_is_below_and_cancelled_as_one(tmp_path: Path) -> None:
+    shell = Shell(tmp_path, VV_AGENT_IMPORTS="tests")
+    assert shell("runs", "import", str(GOLDEN)).returncode == 0
+    assert [row["key"] for row in shell("runs", "list", "--json").json()] == ["done", "lost", "tree"]
+    (clerk,) = (row["key"] for row in shell("runs", "list", "--all", "--json").json() if row["key"].startswith("c_"))
+    shown = shell("runs", "show", "tree")
+    assert shown.returncode == 3
+    below, wants = shown.stdout.partition("\nbelow\n")[2].split("\n")[1], shown.stdout.partition("\nnext\n")[2]
+    assert below.split() == [clerk, "clerk", "running", "approval"]
+    assert wants.startswith(f'  {clerk} below it wants to call publish {{"title": "the news"}}; let it:\n')
+    machine = shell("runs", "show", "tree", "--json").json()
+    assert [(row["key"], row["agent"], row["parent_key"]) for row in machine["below"]] == [(clerk, "clerk", "tree")]
+    assert [asked["key"] for asked in machine["approvals"]] == [clerk]
+    assert shell("runs", "show", clerk, "--json").json()["below"] == []
+    assert shell("runs", "cancel", "tree").returncode == 0
+    assert shell("resume", "tree").returncode == 1
+    ended = shell("runs", "list", "--all", "--json").json()
+    assert {row["key"]: row["state"] for row in ended} == {
+        "done": "ended", "lost": "parked", "tree": "ended", clerk: "ended",
+    }  # fmt: skip
 
 
 def test_a_run_moves_from_one_store_to_another(tmp_path: Path) -> None:

@@ -36,14 +36,18 @@ def follow(handle: RunHandle, engine: Engine, narrator: Narrator, *, waits_for_p
     stays in the store, and the command that goes on with it is printed.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    from vv_agent.outcome import read_result
+
+    key = handle.checkpoint_key
     try:
+        if not waits_for_people and _asks(engine, key, 0.0):  # a request of an earlier time is not told again
+            return read_result(engine, key, ())
         for event in handle.events():
             narrator.tell(event)
-            if event.type == "approval_requested" and not waits_for_people and _asks(engine, handle.checkpoint_key):
+            asked = event.type == "approval_requested"
+            if event.type in _MAY_REST and not waits_for_people and _asks(engine, key, 2.0, asked=asked):
                 narrator.end()
-                from vv_agent.outcome import read_result
-
-                return read_result(engine, handle.checkpoint_key, ())
+                return read_result(engine, key, ())
         narrator.end()
         return handle.result()
     except KeyboardInterrupt:
@@ -54,16 +58,27 @@ def follow(handle: RunHandle, engine: Engine, narrator: Narrator, *, waits_for_p
         return None
 
 
-def _asks(engine: Engine, key: str) -> bool:
-    """Whether a run that showed a request came to rest with it: not if somebody decides at once."""
-    from vv_agent.checkpoint.record import ParkReason, State
+_MAY_REST = ("approval_requested", "sub_run_completed")
+"""Events after which a run that asked somebody may have come to rest."""
 
-    end = time.monotonic() + 2.0
-    while (look := engine.store.look(key)) is not None and time.monotonic() < end:
-        if look.head.state is State.PARKED:
-            return look.head.reason is ParkReason.APPROVAL
+
+def _asks(engine: Engine, key: str, patience: float, *, asked: bool = False) -> bool:
+    """Whether a run, or one below it, waits for a yes and nothing of the tree goes on without. What has just `asked`,
+    or works beside what waits, gets `patience` seconds to come to rest: it does not if somebody decides at once."""
+    from vv_agent.checkpoint.record import Filter, ParkReason, State
+    from vv_agent.checkpoint.transitions import state
+
+    end = time.monotonic() + patience
+    while True:
+        now = engine.store.now()
+        tree = [head for head in engine.store.find(Filter(root_key=key, limit=10_000)) if head.state is not State.ENDED]
+        parked = [head for head in tree if state(head, now) is State.PARKED]
+        waits = any(head.reason is ParkReason.APPROVAL for head in parked)
+        if len(parked) == len(tree):
+            return waits
+        if time.monotonic() >= end or not (waits or asked):
+            return False
         time.sleep(0.05)
-    return False
 
 
 def _give_back(handle: RunHandle, engine: Engine) -> None:

@@ -32,7 +32,7 @@ def resume_run(key: str, *, as_json: bool) -> int:
     else:
         render.pairs(lines(view))
         say_next(view.next)
-    return code_of(view.head)
+    return code_of(view)
 
 
 def _summary(view: View, result: RunResult) -> dict[str, Any]:

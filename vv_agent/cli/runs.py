@@ -36,9 +36,11 @@ def _store() -> Iterator[tuple[CheckpointStore, Settings]]:
         store.close()
 
 
-def code_of(head: Head) -> int:
-    """0 finished (or still running), 1 failed, 3 it waits for a person."""
-    waits = head.status in _WAITING or (head.state is State.PARKED and head.reason is ParkReason.APPROVAL)
+def code_of(view: View) -> int:
+    """0 finished (or still running), 1 failed, 3 it waits for a person, or a run below it does."""
+    head = view.head
+    asks = head.reason is ParkReason.APPROVAL or (head.reason is ParkReason.CHILDREN and view.approvals)
+    waits = head.status in _WAITING or (head.state is State.PARKED and asks)
     return 1 if head.status in _FAILED else 3 if waits else 0
 
 
@@ -73,6 +75,9 @@ _COLUMNS = {
 }  # fmt: skip
 
 
+_BELOW = {"key": "Key", "agent": "Agent", "status": "Status", "waits_for": "Waits for"}
+
+
 def _short_row(head: Head, now: int) -> dict[str, Any]:
     return {**row(head, now), "age": ago(now - head.created_at)}
 
@@ -86,8 +91,11 @@ def show(key: str, *, full: bool, as_json: bool) -> int:
         told = [{"at": at, "text": text.strip()} for at, text in timeline(events)]
         said = {"messages": [message.to_wire() for message in view.said]} if full else {}
         render.as_json({**view.to_json(), "timeline": told, **said})
-        return code_of(view.head)
+        return code_of(view)
     render.pairs(lines(view))
+    if view.below:
+        render.say("\nbelow")
+        render.table(_BELOW, view.below)
     render.say("\ntimeline")
     for at, text in timeline(events):
         render.say(f"  {at}  {text}")
@@ -97,7 +105,7 @@ def show(key: str, *, full: bool, as_json: bool) -> int:
         calls = "".join(f"\n  calls {call.name} {call.arguments}" for call in message.tool_calls)
         render.say(safe(f"[{message.role}] {message.content}{calls}", lines=True))
     say_next(view.next)
-    return code_of(view.head)
+    return code_of(view)
 
 
 def say_next(steps: tuple[Step, ...]) -> None:
@@ -154,7 +162,7 @@ def watch(key: str, *, as_json: bool) -> int:
         view = read_view(store, key)
     if not as_json:
         say_next(view.next)
-    return code_of(view.head)
+    return code_of(view)
 
 
 # Telling.

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from vv_agent.checkpoint.record import Head, ParkReason, Snapshot, State
-from vv_agent.checkpoint.store import CheckpointStore
+from vv_agent.checkpoint.store import CheckpointStore, tree_of
 from vv_agent.cli.text import ago, command, iso, iso_ms, short
 from vv_agent.errors import CheckpointError
 from vv_agent.messages import Message
@@ -41,7 +41,9 @@ class View:
     exhausted: dict[str, Any] | None
     """The limit that stopped it, as a BudgetExhaustion."""
     approvals: tuple[Mapping[str, Any], ...]
-    """What it wants a yes for, as ApprovalSnapshots."""
+    """What it and the runs below it want a yes for: ApprovalSnapshots, each with the `key` of its run."""
+    below: tuple[Mapping[str, Any], ...]
+    """The runs below it, as rows with their `agent` and `parent_key`, oldest first."""
     operation: str | None
     answer: str | None
     error: str | None
@@ -79,6 +81,7 @@ class View:
             "question": self.question,
             "observation": self.observation,
             "approvals": list(self.approvals),
+            "below": list(self.below),
             "budget_exhaustion": self.exhausted,
             "final_answer": self.answer,
             "error": self.error,
@@ -154,6 +157,7 @@ def read_view(store: CheckpointStore, key: str) -> View:
     blobs = unpacked(snapshot)
     result = agent_result(head, body, transcript, blobs)
     definition = RunDefinition.decode(store.definition(head.definition))
+    below = _below(store, key)
     held = head.state is State.CLAIMED and head.lease_until > snapshot.now
     gone = is_dead(head.owner or "")
     told = {signal.id for signal in snapshot.signals}
@@ -165,9 +169,28 @@ def read_view(store: CheckpointStore, key: str) -> View:
         served=served(store, head), holder_alive=held and not gone, unread=len(snapshot.signals),
         exhausted=result.budget_exhaustion.to_wire() if result.budget_exhaustion else None,
         said=tuple(transcript.history),
-        approvals=tuple(a.model_dump(mode="json") for a in result.approvals() if a.interruption_id not in told),
+        approvals=(
+            *({"key": key, **a.model_dump(mode="json")} for a in result.approvals() if a.interruption_id not in told),
+            *(asked for child in below if child.reason is ParkReason.APPROVAL for asked in _asked_by(store, child)),
+        ),
+        below=tuple(
+            {**row(child, snapshot.now), "agent": Body.unpack(child.body, child.key).agent,
+             "parent_key": child.parent_key}
+            for child in below
+        ),
         holder=_holder(head.owner, gone) if head.state is State.CLAIMED and head.owner else None,
     )  # fmt: skip
+
+
+def _below(store: CheckpointStore, key: str) -> list[Head]:
+    """The heads below a run, oldest first."""
+    tree = store._atomically(lambda tx: tree_of(tx, key), write=False)
+    return sorted(tree[1:], key=lambda head: head.created_at)
+
+
+def _asked_by(store: CheckpointStore, child: Head) -> tuple[Mapping[str, Any], ...]:
+    """The open requests of a run below, which is parked for them."""
+    return tuple(asked for asked in read_view(store, child.key).approvals if asked["key"] == child.key)
 
 
 def _holder(owner: str, gone: bool) -> str:
@@ -226,7 +249,7 @@ def _of_parked(view: View) -> Sequence[Step]:
     match view.head.reason:
         case ParkReason.INPUT:
             return (Step("it waits for an answer; give it", command("runs", "answer", key) + " TEXT"),)
-        case ParkReason.APPROVAL:
+        case ParkReason.APPROVAL | ParkReason.CHILDREN if view.approvals:
             return tuple(_approvals(key, view.approvals))
         case ParkReason.BUDGET:
             return (_raise_budget(key, view.exhausted or {}),)
@@ -261,7 +284,8 @@ def _approvals(key: str, approvals: Sequence[Mapping[str, Any]]) -> Iterator[Ste
     for asked in approvals:
         base = partial(command, "runs", "approve", key, asked["interruption_id"])
         what = f"{asked['tool_name']} {short(json.dumps(asked['arguments'], ensure_ascii=False), 200)}"
-        yield Step(f"it wants to call {what}; let it", base(options="--allow"))
+        who = "it" if asked["key"] == key else f"{asked['key']} below it"
+        yield Step(f"{who} wants to call {what}; let it", base(options="--allow"))
         yield Step("and every later call of that tool in this run", base(options="--allow-session"))
         yield Step("do not let it", base(options="--deny REASON"))
 

@@ -178,7 +178,7 @@ def begun_below(engine: Engine, step: Advanced) -> Sequence[CycleRecipe]:
     head = step.head
     if head is None:
         return ()
-    if step.what == "parked" and head.reason is ParkReason.CHILDREN:
+    if "parked" in (step.what, step.why) and head.reason is ParkReason.CHILDREN:  # now, or when it was taken up
         return [CycleRecipe.of(one, engine.store.id) for one in unfinished(engine, head) if one.parent_key == head.key]
     return step.below
 
