@@ -8,13 +8,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint contract bench bench-peers clean
+.PHONY: help demo test lint docs contract bench bench-peers clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo         a real small model, two workers, one of them killed in the middle of the run"
 	@echo "make test         every test; the last lines say which servers were missing"
 	@echo "make lint         style and types"
+	@echo "make docs         the documentation as a site, in target/site"
 	@echo "make contract     the contract tests, with what was set aside"
 	@echo "make bench        benchmarks; results in benchmarks/results"
 	@echo "make bench-peers  the same work on other libraries, each in an environment of its own"
@@ -35,6 +36,9 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 contract: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/contract tests/test_public_api.py -q
