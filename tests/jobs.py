@@ -34,6 +34,7 @@ from vv_agent import (
     RunConfig,
     RunContext,
     Runner,
+    SubAgentConfig,
     ToolContext,
     build_default_registry,
     function_tool,
@@ -132,6 +133,17 @@ def agent(policy: NoToolPolicy = NoToolPolicy.FINISH) -> Agent:
     registry = build_default_registry()
     builtin = [registry.get(name) for name in ("task_finish", "write_file", "bash", "check_background_command")]
     return Agent(name="worker", instructions="Work.", tools=[charge, pay, launch, *builtin], no_tool_policy=policy)
+
+
+def lead() -> Agent:
+    """An agent that may give work to `clerk` and hand over to `writer`."""
+    finish = build_default_registry().get("task_finish")
+    writer = Agent(name="writer", instructions="Write.", tools=[charge], no_tool_policy=NoToolPolicy.FINISH)
+    clerk = SubAgentConfig(ScriptedProvider.MODEL, system_prompt="Work.")
+    return Agent(
+        name="lead", instructions="Lead.", tools=[charge, finish], no_tool_policy=NoToolPolicy.FINISH,
+        sub_agents={"clerk": clerk}, handoffs=[writer],
+    )  # fmt: skip
 
 
 class Watcher(AfterCycleHook):

@@ -31,6 +31,9 @@ NOT_RUN = {
     "VV_AGENT_STORE=redis://db/0": "the same",
     "vv-agent --prompt List the files": "needs a key; tests/scenarios/test_cli_terminal.py runs the command on a fake provider",
     "vv-agent app-server --listen stdio": "needs a key; tests/scenarios/test_app_server.py starts the server and exports the schema",
+    "kubectl create namespace": "needs a cluster; tests/integration/test_deploy.py holds the files against the schema",
+    "cp deploy/systemd": "needs the machine's service manager; tests/integration/test_deploy.py reads the units",
+    "vv-agent runs export KEY": "tests/scenarios/test_keeping.py moves runs between stores by these commands",
     "cp tests/dev_settings.example.json": "tests/live is run with the ordinary tests, without the variable",
 }
 """Shell blocks that no test types, by how they begin, and why."""

@@ -51,7 +51,7 @@ tree = Agent(
 tree_models = ScriptedProvider(
     by_agent({
         "Lead.": [
-            call("todo_write", {"todos": [{"id": "1", "title": "Publish", "status": "pending"}]}),
+            call("todo_write", {"todos": []}),
             call("create_sub_task", {"agent_id": "clerk", "task_description": "the news"}),
             lambda request: f"heard: {request.messages[-1].content}",
         ],

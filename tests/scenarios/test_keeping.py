@@ -122,9 +122,8 @@ def opened(kind: str, tmp_path: Path, server: RedisServer) -> Iterator[Checkpoin
     if kind == "postgres":
         if servers.postgres_url() is None:
             pytest.skip(servers.MISSING["postgres"])
-        with servers.postgres_schema() as url:
-            with closing(open_store(url)) as store:
-                yield store
+        with servers.postgres_schema() as url, closing(open_store(url)) as store:
+            yield store
         return
     url = server.url(database()) if kind == "redis" else f"sqlite:///{tmp_path}/there.db"
     with closing(open_store("memory://" if kind == "memory" else url)) as store:
@@ -249,7 +248,7 @@ def test_a_record_of_an_earlier_release_goes_on(kind: str, tmp_path: Path, redis
         (observed,) = [shell("runs", "show", "lost", "--json").json()["observation"]["operation_id"]]
         assert shell("runs", "reconcile", "lost", observed, "--done", "it flies").returncode == 0
         assert shell("resume", "lost", "--json").json()["final_output"] == "Up."
-        assert shell("runs", "show", "done", "--json").json()["answer"] == "An essay."
+        assert shell("runs", "show", "done", "--json").json()["final_answer"] == "An essay."
 
 
 def test_a_tree_is_listed_by_its_root_shown_with_what_is_below_and_cancelled_as_one(tmp_path: Path) -> None:
