@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from vv_agent.checkpoint.record import Claimed, Commit, Head, Refused, Release, Seen, State
-from vv_agent.errors import CannotServe, ClaimLost
+from vv_agent.checkpoint.record import Change, Claimed, Commit, Head, Refused, Release, Seen, State
+from vv_agent.errors import CannotServe, ClaimLost, SignalsWaiting
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.cycle import run_cycle
 from vv_agent.runtime.lease import steady_clock
@@ -87,7 +88,7 @@ def advance(
 
 
 def _take(engine: Engine, recipe: CycleRecipe, resume: bool) -> Run | Refused:
-    """Claim the cycle and decode the record."""
+    """Claim the cycle and decode the record. After `CannotServe` the claim is given back."""
     program = engine.programs.get(recipe)
     cached = engine.cache.take(recipe.key)
     began = steady_clock()
@@ -106,6 +107,11 @@ def _take(engine: Engine, recipe: CycleRecipe, resume: bool) -> Run | Refused:
         hold.stop()
     try:
         return Run(engine, program, hold, answer, cached)
+    except CannotServe:  # the agent that works now, or what the record says
+        with suppress(ClaimLost):
+            patiently(lambda: engine.store.save(hold.claim, Change(number=1, then=Release(due_in=10_000))))
+        engine.keeper.release(hold)
+        raise
     except BaseException:
         engine.keeper.release(hold)
         raise
@@ -132,6 +138,8 @@ def _give_back(run: Run, error: CannotServe) -> Advanced:
     engine = run.engine
     try:
         run.save(Release(due_in=10_000))
+    except SignalsWaiting:  # a cancel came before the runs below that the save was to create
+        run.let_go()
     except ClaimLost:
         return Advanced("lost", why=error.message)
     finally:
