@@ -72,8 +72,10 @@ def test_a_claim_on_a_run_whose_agent_cannot_be_loaded_is_given_back(
         bound.refused()
     with monkeypatch.context() as patch:
         patch.setattr(Program, "linked", missing)
-        bound.refused()
+        first, second = bound.refused(), bound.refused()
+    assert first.refused_at == second.refused_at is not None, "claimed and given back, it is as unserved as before"
     assert bound.run().final_output == "wrote: an essay"
+    assert bound.store.look("k").head.refused_at is None  # type: ignore[union-attr]
 
 
 def test_what_came_of_other_agents_is_kept_until_all_of_it_can_be_told(
