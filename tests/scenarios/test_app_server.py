@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from vv_agent.app_server import (
     OutgoingRouter,
     SqlThreadStore,
 )
+from vv_agent.app_server.processor import Lanes
 from vv_agent.app_server.protocol import AppTurn
-from vv_agent.app_server.rpc import encode, request
+from vv_agent.app_server.rpc import RpcError, encode, request
 from vv_agent.app_server.sql import TurnRecord
 from vv_agent.checkpoint.config import CheckpointConfig
 from vv_agent.checkpoint.memory import MemoryStore
@@ -753,3 +754,93 @@ def test_a_follow_up_that_cannot_begin_is_failed_and_told() -> None:
         served.next("turn/completed", status="completed")
         assert "no quota" in served.next("error/warning", code="follow_up")["message"]
         assert [turn["status"] for turn in served.read(thread_id)["turns"]] == ["completed", "failed"]
+
+
+class Faulty(MemoryThreadStore):
+    """Raises where `fault` says so, by the verb and what it is given."""
+
+    def __init__(self, fault: Callable[[str, Any], str | None]) -> None:
+        self.fault: Callable[[str, Any], str | None] = lambda verb, given: None
+        super().__init__()
+        self.fault = fault
+
+    def _check(self, verb: str, given: Any) -> None:
+        if (code := self.fault(verb, given)) is not None:
+            raise StoreError(code, f"{verb} failed")
+
+    def add_item(self, item: Any) -> Any:
+        self._check("add_item", item)
+        return super().add_item(item)
+
+    def put_thread(self, thread: Any) -> None:
+        self._check("put_thread", thread)
+        super().put_thread(thread)
+
+    def turns_of(self, status: str, thread_id: str | None = None) -> Any:
+        self._check("turns_of", status)
+        return super().turns_of(status, thread_id)
+
+
+def test_a_store_that_takes_no_items_does_not_keep_an_approval_from_its_client() -> None:
+    store = Faulty(lambda verb, given: "store_full" if verb == "add_item" else None)
+    with Served([call("launch", {"pad": "A"}), "Done."], [launch], store=store) as served:
+        thread_id = served.thread()
+        turn_id = served.turn(thread_id)
+        asked = served.next("approval/request")
+        served.client.resolve_approval_request(
+            {"threadId": thread_id, "turnId": turn_id, "requestId": asked["requestId"], "decision": "allow"}
+        )
+        assert served.next("turn/completed")["finalOutput"] == "Done."
+        assert methods(served).count("error/warning") == 1
+
+
+def test_an_item_is_tried_again_while_the_store_does_not_answer() -> None:
+    faults = ["store_unavailable"] * 2
+    store = Faulty(lambda verb, given: faults.pop() if verb == "add_item" and faults else None)
+    with Served(store=store) as served:
+        thread_id = served.thread()
+        served.run(thread_id)
+        assert not faults
+        assert served.read(thread_id)["items"][0]["type"] == "userMessage"
+        assert "error/warning" not in methods(served)
+
+
+def test_a_turn_is_over_though_its_follow_ups_cannot_be_read() -> None:
+    faults: list[str] = []
+    store = Faulty(lambda verb, given: faults.pop() if (verb, given) == ("turns_of", "queued") and faults else None)
+    with Served(store=store) as served:
+        thread_id = served.thread()
+        faults.append("store_corrupt")
+        served.run(thread_id)
+        served.next("error/warning", code="event_stream")
+        until(served.server.processor.idle, "the turn is over")
+        assert served.run(thread_id)["finalOutput"] == "Done."
+
+
+def test_a_turn_whose_thread_cannot_be_marked_is_answered_once_and_followed() -> None:
+    def fault(verb: str, given: Any) -> str | None:
+        return "store_full" if verb == "put_thread" and given.status == "running" else None
+
+    with Served(store=Faulty(fault)) as served:
+        assert served.run(served.thread())["finalOutput"] == "Done."
+
+
+def test_a_thread_that_nobody_needs_is_not_kept() -> None:
+    with Served(["One.", "Two."]) as served:
+        threads = served.server.processor._threads
+        assert threads is not None
+        first, second = served.thread(), served.thread()
+        served.run(first)
+        served.client.unsubscribe_thread({"threadId": first})
+        until(lambda: list(threads._live) == [second], "the first thread is forgotten")
+        served.read(first)
+        until(lambda: list(threads._live) == [second], "a thread that was read is forgotten")
+    assert list(threads._live) == []
+
+
+def test_a_request_after_the_end_is_refused() -> None:
+    lanes = Lanes()
+    lanes.close()
+    with pytest.raises(RpcError, match="the server stops"):
+        lanes.put("thread t", lambda: None)
+    assert lanes.pending == 0

@@ -220,16 +220,20 @@ class Lanes:
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="vv-request")
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
         self._lock = threading.Lock()
+        self._closed = False
         self.pending = 0
 
     def put(self, lane: str, work: Callable[[], None]) -> None:
+        """`RpcError` -32603 once it is closed."""
         with self._lock:
+            if self._closed:
+                raise RpcError(rpc.INTERNAL_ERROR, "the server stops")
             self.pending += 1
             if lane in self._waiting:
                 self._waiting[lane].append(work)
                 return
             self._waiting[lane] = deque([work])
-        self._pool.submit(self._run, lane)
+            self._pool.submit(self._run, lane)
 
     def _run(self, lane: str) -> None:
         while True:
@@ -245,4 +249,6 @@ class Lanes:
                     self.pending -= 1
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)

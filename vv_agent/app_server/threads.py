@@ -30,6 +30,8 @@ class LiveThread:
     lock: threading.RLock = field(default_factory=threading.RLock)
     subscribers: dict[str, None] = field(default_factory=dict)
     active: ActiveTurn | None = None
+    holders: int = 0
+    """How many requests use it now; guarded by the lock of `Threads`."""
 
 
 class Threads:
@@ -50,14 +52,28 @@ class Threads:
         """A thread under its lock, read again. `RpcError` if there is none, or it is archived."""
         if thread_id not in self._live and self.store.thread(thread_id) is None:
             raise RpcError(THREAD_NOT_FOUND, f"there is no thread {thread_id[:200]!r}")
-        with self._lock:
-            live = self._live.setdefault(thread_id, LiveThread(thread_id))
-        with live.lock:
+        with self.hold(thread_id) as live:
             thread = self.store.thread(thread_id)
             assert thread is not None
             if thread.status == "archived" and not archived:
                 raise RpcError(THREAD_ARCHIVED, f"thread {thread_id!r} is archived")
             yield live, thread
+
+    @contextmanager
+    def hold(self, thread_id: str) -> Iterator[LiveThread]:
+        """What this process knows of a thread, under its lock; afterwards forgotten, unless somebody listens or a turn
+        runs."""
+        with self._lock:
+            live = self._live.setdefault(thread_id, LiveThread(thread_id))
+            live.holders += 1
+        try:
+            with live.lock:
+                yield live
+        finally:
+            with self._lock:
+                live.holders -= 1
+                if not live.holders and not live.subscribers and live.active is None:
+                    del self._live[thread_id]
 
     def active(self) -> list[ActiveTurn]:
         """The turns that run now."""
@@ -82,9 +98,9 @@ class Threads:
     def disconnect(self, connection: str, *, hears: bool = False) -> None:
         """A connection is gone, or will say no more and still `hears`; its turns run on."""
         with self._lock:
-            threads = list(self._live.values())
-        for live in threads:
-            with live.lock:
+            threads = list(self._live)
+        for thread_id in threads:
+            with self.hold(thread_id) as live:
                 if not hears:
                     live.subscribers.pop(connection, None)
                 if live.active is not None and live.active.asking.owner == connection:

@@ -40,6 +40,8 @@ class ActiveTurn:
     resumed: bool = False
     resolved: set[str] = field(default_factory=set)
     """Approvals whose decision clients were told."""
+    unkept: bool = False
+    """The store did not take the last item: the next one is tried once, so that the run is not held up."""
 
     @property
     def turn(self) -> wire.AppTurn:
@@ -86,7 +88,7 @@ class Turns:
             answer = wire.TurnStartResponse(thread_id=live.thread_id, turn_id=active.turn_id, status="running")
             live.subscribers[connection] = None
             self._router.respond(connection, request_id, answer)
-            self._run(live, thread, active)
+            self._announce(live, thread, active)
 
     def resume(self, connection: str, request_id: RequestId, params: wire.TurnResumeParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
@@ -105,7 +107,7 @@ class Turns:
                 active = self._take_up(live, record, plan, look.head, connection)
                 live.subscribers[connection] = None
                 self._router.respond(connection, request_id, _running(active.turn, look.head))
-                self._run(live, thread, active)
+                self._announce(live, thread, active)
 
     def interrupt(self, connection: str, request_id: RequestId, params: wire.TurnInterruptParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
@@ -159,7 +161,7 @@ class Turns:
         look = None if plan.store is None else plan.store.look(record.checkpoint_key)
         if look is None:
             raise RpcError(rpc.INTERNAL_ERROR, f"there is no checkpoint {record.checkpoint_key!r}")
-        self._run(live, thread, self._take_up(live, record, plan, look.head, None))
+        self._announce(live, thread, self._take_up(live, record, plan, look.head, None))
 
     # Beginning.
 
@@ -203,36 +205,40 @@ class Turns:
         except StoreError:
             handle.cancel(LOST)
             raise
-        live.active = ActiveTurn(record, plan, handle, asking, view, resumed)
-        return live.active
+        live.active = active = ActiveTurn(record, plan, handle, asking, view, resumed)
+        name = f"vv-turn-{active.turn_id}"
+        threading.Thread(target=self._follow, args=(live, active), name=name, daemon=True).start()
+        return active
 
-    def _run(self, live: LiveThread, thread: wire.AppThread, active: ActiveTurn) -> None:
-        """Say that the turn runs, and follow it."""
-        self._threads.set_status(thread, "running")
+    def _announce(self, live: LiveThread, thread: wire.AppThread, active: ActiveTurn) -> None:
+        """Say that the turn runs. It is followed already, and shows nothing before this: the thread's lock is held."""
+        try:
+            patiently(lambda: self._threads.set_status(thread, "running"))
+        except StoreError as error:
+            self._warn(live, "event_stream", str(error))
         self._threads.tell_status(live, "running")
         self._threads.tell(live, "turn/started", wire.TurnStarted(
             thread_id=live.thread_id, turn_id=active.turn_id, run_id=active.turn.run_id, status="running"
         ))  # fmt: skip
-        name = f"vv-turn-{active.turn_id}"
-        threading.Thread(target=self._follow, args=(live, active), name=name, daemon=True).start()
 
     # Following.
 
     def _follow(self, live: LiveThread, active: ActiveTurn) -> None:
-        try:
-            for event in active.handle.events():
-                self._router.wait_for_room(list(live.subscribers))
-                with live.lock:
+        for event in active.handle.events():
+            self._router.wait_for_room(list(live.subscribers))
+            with live.lock:
+                try:
                     self._show(live, active, event)
-        except Exception as error:
-            self._warn(live, "durable_resume_projection" if active.resumed else "event_stream", str(error))
+                except Exception as error:  # of this event; the next one may be what the run waits for
+                    self._warn_of_events(live, active, error)
         try:
             result = active.handle.result()
             look = active.plan.store.look(active.handle.checkpoint_key) if active.plan.store is not None else None
             if (
                 result.status is AgentStatus.RUNNING
             ):  # this process stops and gave the run back: the next one takes it up
-                live.active = None
+                with self._threads.hold(live.thread_id):
+                    live.active = None
                 return
             status, outcome = outcome_of(result, look.head if look else None)
         except BaseException as error:  # whatever stopped the run: its turn is over
@@ -242,8 +248,14 @@ class Turns:
                 store = isinstance(error, StoreError)
                 self._warn(live, "durable_resume_store" if store else "durable_resume_runtime", str(error))
         self._router.wait_for_room(list(live.subscribers))
-        with live.lock:
-            self._end(live, active, status, outcome)
+        with self._threads.hold(live.thread_id):
+            try:
+                self._end(live, active, status, outcome)
+            except Exception as error:
+                self._warn_of_events(live, active, error)
+            finally:  # a follow-up that began is the active turn by now
+                if live.active is active:
+                    live.active = None
 
     def _show(self, live: LiveThread, active: ActiveTurn, event: RunEvent) -> None:
         """Store what an event shows, then say it."""
@@ -252,7 +264,7 @@ class Turns:
             return
         fresh = True
         if not (isinstance(event, ApprovalResolvedEvent) and event.request_id in active.resolved):
-            fresh = self._show_item(live, shown)
+            fresh = self._show_item(live, active, shown)
         if isinstance(event, ApprovalResolvedEvent):
             self._approvals.settle(event.request_id)
             fresh = fresh and event.request_id not in active.resolved
@@ -263,18 +275,25 @@ class Turns:
         if isinstance(event, ApprovalRequestedEvent):
             asked = shown.besides[0][1]
             assert isinstance(asked, wire.ApprovalRequestParams)
-            if not active.resumed or active.handle.is_open(event.request_id):
+            if not active.resumed or patiently(lambda: active.handle.is_open(event.request_id)):
                 self._approvals.open(active.asking, asked)
 
-    def _show_item(self, live: LiveThread, shown: Shown) -> bool:
-        """False if clients were shown this item before."""
+    def _show_item(self, live: LiveThread, active: ActiveTurn, shown: Shown) -> bool:
+        """False if clients were shown this item before. One that the store does not take is not shown: it has no
+        number."""
         item = shown.item
         if shown.kept:
             try:
-                stored = self._store.add_item(item)
+                stored = patiently(lambda: self._store.add_item(item), until=(lambda: True) if active.unkept else None)
             except ItemConflict:
                 self._warn(live, "item_identity_conflict", f"{item.item_id} is there with other content")
                 return False
+            except StoreError as error:
+                if not active.unkept:
+                    self._warn_of_events(live, active, error)
+                active.unkept = True
+                return True
+            active.unkept = False
             if stored is None:
                 return False
             item = stored
@@ -295,6 +314,9 @@ class Turns:
     def _warn(self, live: LiveThread, code: str, message: str) -> None:
         self._threads.tell(live, "error/warning", wire.Warned(message=message, code=code))
 
+    def _warn_of_events(self, live: LiveThread, active: ActiveTurn, error: Exception) -> None:
+        self._warn(live, "durable_resume_projection" if active.resumed else "event_stream", str(error))
+
     # Ending.
 
     def _end(self, live: LiveThread, active: ActiveTurn, status: wire.TurnStatus, outcome: wire.Outcome) -> None:
@@ -313,19 +335,17 @@ class Turns:
         ))  # fmt: skip
         if status == "completed":
             self._follow_up(live, active.asking.owner)
-        if live.active is active:
-            live.active = None
 
     def _follow_up(self, live: LiveThread, owner: str | None) -> None:
         """Start the turn that waits longest, if there is one."""
-        queued = self._store.turns_of("queued", live.thread_id)
+        queued = patiently(lambda: self._store.turns_of("queued", live.thread_id))
         thread = self._store.thread(live.thread_id)
         if not queued or thread is None:
             return
         turn = queued[0].turn.model_copy(update={"status": "running", "started_at": self._clock()})
         record = replace(queued[0], turn=turn)
         try:
-            self._run(live, thread, self._begin(live, thread, record, owner))
+            self._announce(live, thread, self._begin(live, thread, record, owner))
         except Exception as error:
             problem = error.message if isinstance(error, RpcError) else str(error)
             self._store.put_turn(self._ended(record, "failed", wire.Outcome(error=problem)))
