@@ -1,12 +1,11 @@
 """Signals as the runtime reads them: a cancel, other limits, decisions on operations and approvals, answers, steers and
 follow-ups, a wish to go on.
 
-Order of meaning (DESIGN section 6.2): cancel, budget, decisions, answers, steers. A cancel, an answer, a decision on an
-approval and other limits are consumed by the save that acts on them, or that finds nothing to act on; a decision on an
-operation and a wish to go on by the first save after they were read; steers and follow-ups by the save that keeps them
-in the record. A kind this version does not know means the
-process cannot serve the run; a body that cannot be read is put aside with a diagnostic, so that it never hides the
-cancel behind it.
+Order of meaning (DESIGN section 6.2): cancel, budget, decisions, answers, steers. A cancel, an answer, a decision and
+other limits are consumed by the save that acts on them, or that finds nothing to act on; a wish to go on by the first
+save after it was read; steers and follow-ups by the save that keeps them in the record. A kind this
+version does not know means the process cannot serve the run; a body that cannot be read is put aside with a diagnostic,
+so that it never hides the cancel behind it.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ class Decided:
 
     decision: ReconciliationDecision
     attempt: int | None
+    signal_id: str
 
 
 @dataclass
@@ -101,8 +101,8 @@ class Inbox:
                 self.cancel = str(body.get("reason") or DEFAULT_REASON)
             case "reconcile":
                 decision = ReconciliationDecision.parse(body["decision"])
-                self.decisions[body["operation_id"]] = Decided(decision, body.get("attempt"))
-                self.consumed.append(signal.id)
+                self._drop(body["operation_id"])  # the newest counts
+                self.decisions[body["operation_id"]] = Decided(decision, body.get("attempt"), signal.id)
             case "resume":
                 self.consumed.append(signal.id)
             case "answer":
@@ -168,11 +168,22 @@ class Inbox:
 
     def decided(self, operation_id: str, attempt: int) -> ReconciliationDecision | None:
         """Take the decision about this attempt at an operation; one about an earlier attempt is dropped."""
-        found = self.decisions.pop(operation_id, None)
+        found = self._drop(operation_id)
         if found is None or found.attempt in (None, attempt):
             return found.decision if found else None
         self.faults.append(f"a decision about attempt {found.attempt} of {operation_id} came at attempt {attempt}")
         return None
+
+    def drop_decisions(self, but: str | None) -> None:
+        """What was decided changes nothing any more, but for one operation."""
+        for operation_id in [name for name in self.decisions if name != but]:
+            self._drop(operation_id)
+
+    def _drop(self, operation_id: str) -> Decided | None:
+        found = self.decisions.pop(operation_id, None)
+        if found is not None:
+            self.consumed.append(found.signal_id)
+        return found
 
 
 def cancel_signal(signal_id: str, reason: str | None = None) -> Signal:

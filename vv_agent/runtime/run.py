@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vv_agent.budget import RunBudgetLimits
-from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Release, Seen, Signal, Then
+from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Progress, Release, Seen, Signal, Then
 from vv_agent.errors import SignalsWaiting, VVAgentError
 from vv_agent.runtime.account import Account
 from vv_agent.runtime.approval import Approvals
@@ -193,6 +193,9 @@ class Run:
         """
         if starts:
             self.hold.check()
+        if not isinstance(then, Progress | Release):  # what the cycle left open is settled, or waits for its decision
+            waits = self.body.observation if isinstance(then, Park) else None
+            self.inbox.drop_decisions(but=waits["operation_id"] if waits else None)
         log = [*self._log, *last_log]
         events = [*self._events, *last_events]
         numbered = (self.attempt, self._n) if _leaves_open(then) else None

@@ -105,6 +105,11 @@ def test_a_signal_of_a_newer_version_gives_the_run_back(tmp_path: Path) -> None:
     assert snapshot.head.state is State.READY, "nobody waits for a lease"
     assert (snapshot.head.recoveries, [signal.kind for signal in snapshot.signals]) == (0, ["turn"])
     assert "turn" in (snapshot.head.refusal or "")
+    host.store.post(KEY, reconcile_signal("d", TOOL, RETRY))
+    host.run([])
+    snapshot = host.store.load(KEY)
+    assert snapshot is not None
+    assert [signal.kind for signal in snapshot.signals] == ["turn", "reconcile"], "a decision waits for who acts on it"
     host.store.post(KEY, cancel_signal("c"))
     assert host.run([]).ok.completion_reason == "cancelled", "a cancel is understood all the same"
 
