@@ -12,6 +12,8 @@ from tests.scenarios.conftest import Bench
 from vv_agent import Agent, GuardrailResult, NoToolPolicy, RunConfig, Runner, ToolPolicy, function_tool, handoff
 from vv_agent.agent import Handoff
 from vv_agent.errors import ConfigError
+from vv_agent.hooks import AfterToolCallEvent, RuntimeHook
+from vv_agent.results import ToolExecutionResult
 from vv_agent.sessions import SqliteSession
 from vv_agent.testing import ScriptedProvider, call
 from vv_agent.tool_metadata import ToolMetadata, ToolSideEffect
@@ -132,6 +134,20 @@ def test_names_of_tools_and_agents() -> None:
         Handoff("writer")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_handoffs must be between 0 and 4294967295"):
         RunConfig(max_handoffs=-1)
+
+
+class Rewriting(RuntimeHook):
+    """Puts a result of its own in the place of each."""
+
+    def after_tool_call(self, event: AfterToolCallEvent) -> ToolExecutionResult:
+        return ToolExecutionResult(tool_call_id=event.call.id, content="passed on", directive=event.result.directive)
+
+
+def test_a_hook_that_gives_another_result_changes_nothing_about_who_takes_over() -> None:
+    result = run_inline(team(), SCRIPT, hooks=[Rewriting()])
+    assert (result.status, result.final_output, result.agent_name) == ("completed", "wrote: write this", "writer")
+    moves = [e for e in result.events if e.type == "handoff_started"]
+    assert [(e.source_agent, e.target_agent) for e in moves] == [("triage", "chief editor"), ("chief editor", "writer")]
 
 
 class Strict:

@@ -172,7 +172,7 @@ class EventReader:
             case ["child", _, metadata]:
                 return metadata
             case ["handoff", at, position, more]:
-                return {**self.transcript.turns[at].results[position]["metadata"], **more}
+                return {**(self.transcript.turns[at].results[position].get("metadata") or {}), **more}
             case ["declared", *values]:
                 return ToolMetadata(*values)
             case ["input", segment]:

@@ -17,6 +17,7 @@ from vv_agent.runtime.opening import InputBlocked, admitted_input
 from vv_agent.runtime.output import Decision, Stop
 from vv_agent.runtime.program import AGENT, Program, tool_slot
 from vv_agent.runtime.run import Run
+from vv_agent.runtime.tool_context import parsed
 from vv_agent.tools.agents import HANDOFF_REF, HandoffTool
 
 _DENIALS = ("denied_side_effects", "denied_capability_tags", "deny_terminal_tools", "denied_cost_dimensions")
@@ -26,7 +27,7 @@ def passed_on(run: Run, decision: Decision) -> Decision:
     """The decision with the agent that takes over, if the segment ended with the call of a hand-off."""
     if not isinstance(decision, Stop) or decision.status is not AgentStatus.COMPLETED or decision.tool is None:
         return decision
-    if not isinstance(run.program.tools.get(decision.tool), HandoffTool):
+    if not isinstance(run.program.tools.get(decision.tool), HandoffTool) or not _input(run, decision.answer):
         return decision
     definition = run.program.definition
     if run.body.handoffs >= run.first.definition.runtime_controls.max_handoffs:
@@ -43,26 +44,26 @@ def take_over(run: Run) -> bool:
         return False
     opening = _opening(run.first.linked(f"{AGENT}{end['to']}"))  # before a change: it may be one we cannot serve
     _, cycle, position = end["answer"]
-    said = run.transcript.turns[cycle].results[position]["metadata"]
+    tool, text = run.program.tools[end["tool"]], _input(run, end["answer"])
+    assert isinstance(tool, HandoffTool)
     source = run.origin._replace(cycle_index=run.body.index(cycle))
     run.denied = denials(run)
     segment = run.body.segment + 1
     came_from = {
-        **source._asdict(), "cycle": cycle, "position": position, "to": said["handoff_to"],
+        **source._asdict(), "cycle": cycle, "position": position, "to": tool.target,
         "call_id": run.transcript.turns[cycle].call(position).id,
     }  # fmt: skip
     run.body = replace(
         run.body, segment=segment, first_cycle=run.cycle, run_id=run.engine.new_id("run"), observation=None,
-        node=end["to"], handoffs=run.body.handoffs + 1, came_from=came_from, agent=said["handoff_to"],
+        node=end["to"], handoffs=run.body.handoffs + 1, came_from=came_from, agent=tool.target,
     )  # fmt: skip
     run.use_agent()
-    text = said["handoff_input"]
     try:
         text = admitted_input(run.program.hooks.input_guardrails, context_of(run), text, lambda: None)
     except InputBlocked as block:
         run.refused = output.failed(block.message, block.code)
     run.log(["i", segment, Message("user", text).to_wire(), opening])
-    refs, fields = _shown(came_from, said, {})
+    refs, fields = _shown(came_from, _said(run, came_from), {})
     run.emit("handoff_started", refs, source, **fields, status="started")
     show_begin(run)
     return True
@@ -74,12 +75,10 @@ def completed(run: Run, decision: Stop) -> list[Emitted]:
     if came_from is None:
         return []
     source = run.origin._replace(**{name: came_from[name] for name in ("run_id", "agent", "cycle_index")})
-    turn = run.transcript.turns.get(came_from["cycle"])  # a reset of the log may have left it behind
-    said = turn.results[came_from["position"]]["metadata"] if turn is not None else {"mode": "handoff"}
     more: dict[str, Any] = {"chain_continues": decision.to is not None}
     if decision.error is not None:
         more["error"] = decision.error
-    refs, fields = _shown(came_from, said, more)
+    refs, fields = _shown(came_from, _said(run, came_from), more)
     ended = {"status": decision.status.value, "child_run_id": run.body.run_id}
     return [run.number("handoff_completed", refs, source, **fields, **ended)]
 
@@ -90,6 +89,19 @@ def denials(run: Run) -> dict[str, Any]:
     values = {name: getattr(policy, name) for name in _DENIALS}
     kept = {name: [*map(str, value)] if not isinstance(value, bool) else value for name, value in values.items()}
     return {name: value for name, value in kept.items() if value}
+
+
+def _input(run: Run, answer: Any) -> str:
+    """The input that a call gives to the agent that takes over, whatever a hook made of its result; "" for none."""
+    _, cycle, position = answer
+    text = parsed(run.transcript.turns[cycle].call(position)).get("input")
+    return text if isinstance(text, str) and text.strip() else ""
+
+
+def _said(run: Run, came_from: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the result of the call says of the hand-off."""
+    turn = run.transcript.turns.get(came_from["cycle"])  # a reset of the log may have left it behind
+    return turn.results[came_from["position"]].get("metadata") or {} if turn is not None else {"mode": "handoff"}
 
 
 def _opening(program: Program) -> list[dict[str, Any]]:
