@@ -15,7 +15,7 @@ from vv_agent.runtime.eventlog import Emitted
 from vv_agent.runtime.hooks import context_of
 from vv_agent.runtime.opening import InputBlocked, admitted_input
 from vv_agent.runtime.output import Decision, Stop
-from vv_agent.runtime.program import AGENT, Program, tool_slot
+from vv_agent.runtime.program import Program, tool_slot
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.tool_context import parsed
 from vv_agent.tools.agents import HANDOFF_REF, HandoffTool
@@ -42,7 +42,7 @@ def take_over(run: Run) -> bool:
     end = run.transcript.ends.get(run.body.segment)
     if end is None or "to" not in end:
         return False
-    opening = _opening(run.first.linked(f"{AGENT}{end['to']}"))  # before a change: it may be one we cannot serve
+    opening = _opening(run.agent(end["to"]))  # before a change: it may be one we cannot serve
     _, cycle, position = end["answer"]
     tool, text = run.program.tools[end["tool"]], _input(run, end["answer"])
     assert isinstance(tool, HandoffTool)

@@ -159,13 +159,15 @@ class Run:
 
     def use_agent(self) -> None:
         """Take the program of the agent that works now, less what those before it may not do."""
-        node = self.body.node
-        program = self.first.linked(f"{AGENT}{node}") if node else self.first
-        self.program = program.narrowed(self.denied)
+        self.program = self.agent(self.body.node).narrowed(self.denied)
         exclude = self._blob("work").get("exclude")
         if exclude and self.program.workspace is not None:
             hidden = DiscoveryFilteredWorkspaceBackend(self.program.workspace, exclude)
             self.program = replace(self.program, workspace=hidden)
+
+    def agent(self, node: int) -> Program:
+        """The program of the agent with this number; 0 is the one that began."""
+        return self.first.linked(f"{AGENT}{node}") if node else self.first
 
     def observe(self, observation: dict[str, Any] | None) -> None:
         """Keep what is known of an operation whose outcome is unknown; None once it is settled."""
