@@ -392,6 +392,42 @@ def test_a_guardrail_that_does_not_answer_can_be_cancelled(tmp_path: Path) -> No
     assert (result.completion_reason, result.final_output) == ("cancelled", "enough")
 
 
+class Sticks(RuntimeHook):
+    """Host code that does not come back by itself."""
+
+    def __init__(self) -> None:
+        self.began, self.over = threading.Event(), threading.Event()
+
+    def stick(self, *given: Any) -> Any:
+        self.began.set()
+        self.over.wait(30)
+        return []
+
+
+class SticksAfterwards(Sticks):
+    def after_tool_call(self, event: Any) -> None:
+        self.stick()
+
+
+@pytest.mark.parametrize("where", ["needs_approval", "before_cycle_messages", "interruption_messages", "after"])
+def test_host_code_that_does_not_answer_can_be_cancelled(tmp_path: Path, where: str) -> None:
+    host = SticksAfterwards() if where == "after" else Sticks()
+    asked = replace(say, needs_approval=host.stick) if where == "needs_approval" else say
+    config: dict[str, Any] = {where: host.stick} if where.endswith("messages") else {}
+    runner = Runner(model_provider=QueueProvider([asks("say", arguments={"text": "x"}), "peace"]), workspace=tmp_path)
+    agent = an_agent(asked, hooks=[host] if where == "after" else [])
+    handle = runner.start(agent, "Go.", run_config=RunConfig(**config))
+    assert host.began.wait(10)
+    assert handle.cancel("enough")
+    try:
+        result = handle.result(15)
+    finally:
+        host.over.set()
+    assert (result.completion_reason, result.final_output) == ("cancelled", "enough")
+    ran = ["x"] if where == "after" else []
+    assert ran == RAN
+
+
 # What goes wrong says so.
 
 

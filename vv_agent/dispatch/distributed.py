@@ -120,8 +120,11 @@ def settle(engine: Engine, dispatcher: CycleDispatcher, head: Head) -> None:
     unserved = head.queue is not None and not workers_of(engine.store, head.queue)
     rested = head.queue is None and head.reason is not None and head.status != "running"
     if unserved or rested:
-        for one in unfinished(engine, head):
-            advance(engine, CycleRecipe.of(one, engine.store.id))
+        try:
+            for one in unfinished(engine, head):
+                advance(engine, CycleRecipe.of(one, engine.store.id))
+        except Exception:  # the cancel stands in the record; whoever takes the run up next ends it
+            log.exception("run %s was cancelled, but could not be ended here", head.key)
 
 
 def _open(head: Head, now: int) -> bool:

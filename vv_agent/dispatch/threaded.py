@@ -83,8 +83,8 @@ class ThreadBackend:
                 job.done.set()
             else:
                 if delay is None:
-                    job.done.set()
-                else:
+                    delay = job.tree.over(job)
+                if delay is not None:
                     self.put(job, delay)
 
     def _next(self) -> _Job | None:
@@ -118,11 +118,22 @@ class _Tree:
         with self._lock:
             known = self._jobs.get(recipe.key)
             if known is not None and not known.done.is_set():
+                known.again = recipe
                 return known
             job = self._jobs[recipe.key] = _Job(engine, recipe, resume, self)
         job.context.run(_pool.set, self._pool)
         self._pool.put(job, 0.0)
         return job
+
+    def over(self, job: _Job) -> float | None:
+        """The last step of a job was taken; 0.0 when it was asked for again meanwhile: that step may not have seen
+        why."""
+        with self._lock:
+            if job.again is None:
+                job.done.set()
+                return None
+            job.recipe, job.again = job.again, None
+            return 0.0
 
     def wait(self) -> None:
         for job in list(self._jobs.values()):
@@ -138,6 +149,8 @@ class _Job:
         self.resume = resume
         self.tree = tree
         self.ended = False
+        self.again: CycleRecipe | None = None
+        """What to advance once more: it may have been about to be left when it was asked for."""
         self.context = copy_context()
         self.done = threading.Event()
         self.error: BaseException | None = None
@@ -147,6 +160,7 @@ class _Job:
     def step(self) -> float | None:
         """One cycle, or a look at the run while it waits for a time; seconds until the next one, or None when there is
         none."""
+        self.again = None
         if self._parked is not None:
             self.recipe, pause = until_due(self.engine, self._parked)
             if pause > 0:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from vv_agent.checkpoint.record import Change, Claimed, Commit, Head, Refused, Release, Seen, State
-from vv_agent.errors import CannotServe, ClaimLost, SignalsWaiting
+from vv_agent.errors import CannotServe, ClaimLost, SignalsWaiting, StoreError
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.cycle import run_cycle
 from vv_agent.runtime.lease import steady_clock
@@ -167,6 +167,12 @@ def _after(engine: Engine, run: Run) -> Advanced:
 
 
 def _ready(engine: Engine, keys: Iterable[str]) -> tuple[CycleRecipe, ...]:
-    """Those of these runs that a signal of this one made ready."""
-    looks = filter(None, map(engine.store.look, keys))
-    return tuple(CycleRecipe.of(look.head, engine.store.id) for look in looks if look.head.state is State.READY)
+    """Those of these runs that a signal of this one made ready. One that the store does not tell of is found when it is
+    due."""
+    found: list[CycleRecipe] = []
+    with suppress(StoreError):
+        for key in keys:
+            look = engine.store.look(key)
+            if look is not None and look.head.state is State.READY:
+                found.append(CycleRecipe.of(look.head, engine.store.id))
+    return tuple(found)

@@ -16,6 +16,7 @@ from vv_agent.approvals import ApprovalAction
 from vv_agent.errors import VVAgentError
 from vv_agent.messages import ToolCall
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
+from vv_agent.runtime.control import HookFailed
 from vv_agent.runtime.transcript import storable
 from vv_agent.tools.base import Arguments, Tool, ToolContext
 from vv_agent.tools.output import error_result
@@ -139,11 +140,14 @@ def required(run: Run, tool: Tool, call: Callable[[], tuple[ToolContext, Argumen
     mode = run.program.policy.approval
     if mode in (ApprovalPolicy.NEVER, ApprovalPolicy.ALWAYS):
         return mode is ApprovalPolicy.ALWAYS
-    if isinstance(tool.needs_approval, bool):
-        return tool.needs_approval or run.program.asks(tool.name)
+    asks = tool.needs_approval
+    if isinstance(asks, bool):
+        return asks or run.program.asks(tool.name)
+    from vv_agent.runtime.hooks import HOOK_CODE, host_call
+
     try:
-        return bool(tool.needs_approval(*call()))
-    except (Exception, SystemExit):  # whoever is asked sees the call
+        return bool(host_call(run, "needs_approval", HOOK_CODE, lambda: asks(*call())))
+    except HookFailed:  # whoever is asked sees the call
         return True
 
 

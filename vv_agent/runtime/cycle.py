@@ -176,8 +176,8 @@ def _advance(run: Run) -> Decision:
         memory.keep_within(run, hooks.rewriting(run))
         try:
             _prepare(run)
-        except Exception as error:  # the host's own function
-            return output.failed(f"before_cycle_messages failed: {error}", "before_cycle_messages_failed")
+        except HookFailed as error:
+            return output.failed(f"before_cycle_messages failed: {error.__cause__}", error.code)
         steering.enter(run)
         if (aborted := _model_turn(run)) is not None:
             return aborted
@@ -274,8 +274,13 @@ def _prepare(run: Run) -> None:
     ask = run.program.before_cycle_messages
     if ask is None or run.cycle in run.transcript.prepared:
         return
-    for message in ask(run.index, tuple(run.transcript.messages), dict(run.shared_state)):
-        run.log(message_item(run.cycle, message))
+
+    def said() -> list[Any]:
+        messages = ask(run.index, tuple(run.transcript.messages), dict(run.shared_state))
+        return [message_item(run.cycle, message) for message in messages]
+
+    for item in hooks.host_call(run, "before_cycle_messages", "before_cycle_messages_failed", said):
+        run.log(item)
     run.log(["b", run.cycle])
 
 

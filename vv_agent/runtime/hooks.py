@@ -36,7 +36,7 @@ from vv_agent.runtime.control import HookFailed
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.tool_context import copied
 from vv_agent.runtime.transcript import clean, storable
-from vv_agent.runtime.waiting import submit, wait_for
+from vv_agent.runtime.waiting import Interrupted, RunCancelled, Stopping, submit, wait_for
 from vv_agent.tools.arguments import parse_arguments
 from vv_agent.tools.base import ToolContext
 from vv_agent.tools.orchestrator import ToolOrchestrator
@@ -47,12 +47,22 @@ _GRACE = 2.0
 HOOK_CODE = "runtime_hook_failed"
 
 
-def host_call(run: Run, what: str, code: str, work: Callable[[], Any], kind: Any = object) -> Any:
+def host_call(
+    run: Run, what: str, code: str, work: Callable[[], Any], kind: Any = object, *, closing: bool = False
+) -> Any:
     """Call the host's code, asynchronous or not, while the run may be cancelled, its lease lost or the worker stopped.
-    What it raises, or gives that is no `kind`, is `HookFailed` with this code."""
+    What it raises, or gives that is no `kind`, is `HookFailed` with this code.
+
+    `closing`: it is about something that is over, and has its grace also when the run was cancelled before.
+    """
     token = CancellationToken()
     call = submit(run, lambda: _checked(awaited(work(), token), kind), here=True)
-    wait_for(run, [call], token, grace=_GRACE)
+    if closing and (run.inbox.cancel is not None or run.hold.stopped is not None):
+        if not call.finished.wait(_GRACE):
+            Interrupted(token, [call], 0.0).stop(run, "the run does not go on here")
+            raise Stopping if run.inbox.cancel is None else RunCancelled(run.inbox.cancel)
+    else:
+        wait_for(run, [call], token, grace=_GRACE, finish=closing)
     try:
         return call.result()
     except (Exception, SystemExit) as error:
@@ -193,16 +203,16 @@ def before_tool_call(run: Run, position: int, context: Callable[[], ToolContext]
 def after_tool_call(
     run: Run, position: int, context: Callable[[], ToolContext], result: ToolExecutionResult
 ) -> ToolExecutionResult:
-    """The result that is stored. When a hook fails, the tool's own is withheld (the hook may have had to take something
-    out of it) and the run fails once the batch is settled."""
+    """The result that is stored. When a hook fails, or is still at it when the run is cancelled, the tool's own is
+    withheld (the hook may have had to take something out of it) and the run ends once the batch is settled."""
     assert run.turn is not None
     call = run.turn.call(position)
     for hook in _having(run, "after_tool_call"):
         event = AfterToolCallEvent(**_seen(run, run.transcript.messages), call=call, context=context(), result=result)
         try:
-            given = _checked(awaited(hook.after_tool_call(event)), ToolExecutionResult)
-        except (Exception, SystemExit) as error:
-            run.hook_failure = failure(_named(hook.after_tool_call), HOOK_CODE, error)
+            given = _ask(run, hook.after_tool_call, event, ToolExecutionResult, closing=True)
+        except (HookFailed, RunCancelled) as error:
+            run.hook_failure = error
             return error_result(call.id, f"Tool {call.name} ran; its result was withheld: a hook failed.", HOOK_CODE)
         if given is not None:
             result = given.model_copy(update={"tool_call_id": call.id})
@@ -232,8 +242,8 @@ def _seen(run: Run, messages: Sequence[Message]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ask(run: Run, method: Callable[[Any], Any], event: HookEvent, kind: Any) -> Any:
-    return host_call(run, _named(method), HOOK_CODE, lambda: method(event), kind)
+def _ask(run: Run, method: Callable[[Any], Any], event: HookEvent, kind: Any, *, closing: bool = False) -> Any:
+    return host_call(run, _named(method), HOOK_CODE, lambda: method(event), kind, closing=closing)
 
 
 def _named(method: Callable[..., Any]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.record import Change, Claimed, Commit, End, Head, Park, Progress, Release, Seen, Signal, Then
+from vv_agent.checkpoint.transitions import repeated
 from vv_agent.errors import SignalsWaiting, VVAgentError
 from vv_agent.runtime.account import Account
 from vv_agent.runtime.approval import Approvals
@@ -38,6 +39,9 @@ class Run:
     Events are shown as they are made and stored with the next save; log items are added to the transcript at once and
     written with the next save. After `ClaimLost` or a `StoreError` the copy is thrown away: the store has the truth.
     """
+
+    _in_flight: Change | None = None
+    """The save that was begun and has no answer yet."""
 
     def __init__(self, engine: Engine, program: Program, hold: Hold, claimed: Claimed, cached: Cached | None) -> None:
         snapshot = claimed.snapshot
@@ -226,9 +230,11 @@ class Run:
         )
         if self.head.queue is not None:
             self.engine.live.hurry()
+        self._in_flight = change
         try:
             saved = patiently(lambda: self.engine.store.save(self.hold.claim, change), until=self._give_up(starts))
         except SignalsWaiting as waiting:
+            self._in_flight = None
             self.inbox.take(waiting.signals)
             if last_events:  # their numbers are free again
                 self._n = last_events[0].n
@@ -245,8 +251,16 @@ class Run:
 
     def let_go(self) -> None:
         """Give the open cycle back as the last save left it, if the store lets us: the process was interrupted."""
+        number = self._saves + 1
         with suppress(VVAgentError):
-            self.engine.store.save(self.hold.claim, Change(number=self._saves + 1, then=Release()))
+            look = self.engine.store.look(self.key) if self._in_flight is not None else None
+            if look is not None and repeated(look.head, self.hold.claim.token, number):  # it was carried out
+                assert self._in_flight is not None
+                claim = self.engine.store.save(self.hold.claim, self._in_flight).claim
+                if claim is None:
+                    return
+                self.hold.claim, number = claim, number + 1
+            self.engine.store.save(self.hold.claim, Change(number=number, then=Release()))
 
     def _give_up(self, starts: bool) -> Callable[[], bool]:
         """When a save is not tried again: what is known is kept as long as the claim may stand in the store, nothing is
@@ -260,6 +274,7 @@ class Run:
         self.head = head
         self._saved_body = self.body
         self._saves += 1
+        self._in_flight = None
         self._log, self._events, self._journal_changes = [], [], {}
         self.approvals.unsaved = False
         for new in change.creates:

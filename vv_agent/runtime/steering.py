@@ -12,6 +12,8 @@ from __future__ import annotations
 from vv_agent.messages import Message
 from vv_agent.results import AgentStatus
 from vv_agent.runtime import approval, journal
+from vv_agent.runtime.control import HookFailed
+from vv_agent.runtime.hooks import host_call
 from vv_agent.runtime.output import Decision, GoOn, Stop
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import message_item
@@ -26,10 +28,13 @@ def steered(run: Run) -> bool:
     _hear(run)
     ask = run.program.interruption_messages
     if ask is not None:
+        code = "interruption_messages_failed"
         try:
-            run.words.steers += [message.to_wire() for message in ask()]
-        except Exception as error:  # the host's own function
-            run.emit("diagnostic", level="warning", code="interruption_messages_failed", details={"error": str(error)})
+            run.words.steers += host_call(
+                run, "interruption_messages", code, lambda: [message.to_wire() for message in ask()]
+            )
+        except HookFailed as error:
+            run.emit("diagnostic", level="warning", code=code, details={"error": str(error.__cause__)})
     return bool(run.words.steers)
 
 
