@@ -259,9 +259,11 @@ class AgentSession:
         said(prompt)
         with self._lock:
             self._check_open()
-            self._steers.append(prompt)
             if self._handle is not None:
-                self._send_steers(self._handle)
+                with suppress(RunFinished):
+                    self._handle.steer(prompt)
+                    return
+            self._steers.append(prompt)
 
     def follow_up(self, prompt: str) -> None:
         """Queue a turn for after this one."""

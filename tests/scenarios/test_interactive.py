@@ -234,6 +234,25 @@ def test_an_answer_that_the_store_did_not_take_can_be_given_again(
     assert len(bench.store.find(Filter())) == 1, "the waiting run was answered"
 
 
+def test_a_steer_that_the_store_did_not_take_is_not_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object, **__: object) -> None:
+        raise StoreError("store_unavailable", "no")
+
+    session = session_of(tmp_path, ScriptedProvider([call("launch", {"pad": "A"}), "Done."]), launch)
+    results: list[RunResult] = []
+    events = session.subscribe()
+    with turn(session, "Launch.", results):
+        asked = next(one.event for one in events if one.event.type == "approval_requested")
+        with monkeypatch.context() as patched:
+            patched.setattr(RunHandle, "steer", lost)
+            with pytest.raises(StoreError):
+                session.steer("Be quick.")
+        assert session.state().steering == ()
+        session.steer("Be quick.")
+        session.approve(asked.request_id, ApprovalDecision.allow())  # type: ignore[attr-defined]
+    assert [m.content for m in session.messages if m.role == "user"] == ["Launch.", "Be quick."]
+
+
 @contextmanager
 def turn(session: AgentSession, prompt: str, results: list[RunResult]) -> Iterator[threading.Thread]:
     thread = threading.Thread(target=lambda: results.append(session.prompt(prompt)))
