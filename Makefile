@@ -4,6 +4,8 @@
 
 PYTHON ?= python3
 JOBS ?= 2
+# FAST="and not slow" leaves out the tests that take more than a few seconds each.
+FAST ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -30,7 +32,8 @@ demo: $(VENV)/.base
 test: $(VENV)/.dev
 	@test -e $(VENV)/.model || $(MAKE) --no-print-directory $(VENV)/.model \
 		|| echo "The small model's packages could not be installed (see above); its tests are left out."
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not alone $(FAST)" $(TESTS)
+	$(BIN)/python -m pytest -m "alone $(FAST)" $(TESTS) || test $$? = 5  # 5: none of TESTS wants to be alone
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -213,6 +213,7 @@ def steady(text: str) -> str:
     return text
 
 
+@pytest.mark.alone
 def test_the_session_of_the_documentation_goes_as_it_says(tmp_path: Path, installed: Path) -> None:
     """Every command of the recorded session, in one shell, and what each one prints."""
     (recorded,) = blocks("docs/cli.md", "console")

@@ -49,3 +49,9 @@ def test_a_public_name_says_what_it_is(name: str) -> None:
     said = getattr(vv_agent, name).__doc__ or ""
     assert len(said.split()) > 2, f"{name} has no docstring"
     assert not said.startswith(f"{name}("), f"the docstring of {name} is the one dataclasses make"
+
+
+def test_every_public_name_is_used_or_explained_somewhere() -> None:
+    places = [PROJECT / "README.md", *(PROJECT / "docs").glob("*.md"), *(PROJECT / "examples").glob("*.py")]
+    words = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in places)))
+    assert set(vv_agent.__all__) - words == {"__version__"}

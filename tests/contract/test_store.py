@@ -380,9 +380,14 @@ def test_defer_moves_due_and_keeps_the_time_of_the_first_refusal(store: Checkpoi
     head = store.load("k").head  # type: ignore[union-attr]
     assert (head.refused_at, head.refusal, head.due, head.revision) == (first, "missing module y", clock.now + 5_000, 0)
     assert not store.defer("k", 2, "not this cycle", 1)
-    claimed(store)
+    claim = claimed(store).claim
     assert not store.defer("k", 1, "held", 1)
-    assert store.load("k").head.refused_at is None, "who claims it can serve it"  # type: ignore[union-attr]
+    store.save(claim, Change(1, Release()))
+    assert store.load("k").head.refused_at == first, "who claims it may not be able to serve it"  # type: ignore[union-attr]
+    clock.advance(5_000)
+    claim = claimed(store, token="c" * 32).claim
+    store.save(claim, Change(1, Progress(), log=(b"paid",)))
+    assert store.load("k").head.refused_at is None, "who goes on with it can"  # type: ignore[union-attr]
 
 
 def test_expire_ends_the_claims_of_one_process(store: CheckpointStore, clock: FakeClock) -> None:

@@ -32,6 +32,8 @@ from vv_agent.dispatch.store import StoreDispatcher
 from vv_agent.dispatch.threaded import ThreadBackend
 from vv_agent.errors import ConfigError, StoreError
 from vv_agent.runtime import account
+from vv_agent.runtime.approval import digest_of
+from vv_agent.runtime.inbox import approval_signal
 from vv_agent.settings import Settings
 from vv_agent.testing import ScriptedProvider, calls
 
@@ -278,6 +280,27 @@ def test_a_decision_that_comes_before_its_request_is_stored_counts(tmp_path: Pat
     store.expire(head.owner or "")
     result = runner(tmp_path).resume("k", store=store)
     assert (result.status, sorted(RAN)) == ("completed", ["A", "B", "sky", "sky"])
+
+
+def test_a_decision_on_what_was_never_stored_is_none_on_what_the_model_asks_for_next(tmp_path: Path) -> None:
+    """The save that parks is lost, the decision is not; then the model, asked again, launches from another pad."""
+    store = Unlucky()
+    pads = iter("AB")
+    started = runner(tmp_path, ScriptedProvider([lambda request: calls(("launch", {"pad": next(pads)})), "Done."]))
+    handle = started.start(AGENT, "Go.", run_config=kept(store))
+    first = next(event for event in handle.events() if event.type == "approval_requested")
+    store.post("k", approval_signal(first.request_id, ALLOW, digest_of("launch", {"pad": "A"})))
+    with pytest.raises(StoreError):
+        handle.result(10)
+    head = store.look("k").head  # type: ignore[union-attr]
+    store.expire(head.owner or "")
+    again = started.start(AGENT, "Go.", run_config=kept(store))
+    asked = next(event for event in again.events() if event.type == "approval_requested")
+    assert (asked.request_id != first.request_id, RAN) == (True, [])
+    until(lambda: (at := store.look("k")) and at.head.state is State.PARKED, "it is parked")
+    again.approve(asked.request_id, ALLOW)
+    assert again.result(10).status == "completed"
+    assert RAN == ["B"]
 
 
 def test_who_takes_a_waiting_run_up_again_is_asked(real_store: CheckpointStore, tmp_path: Path) -> None:

@@ -345,6 +345,7 @@ def test_other_mistakes_are_named(shell: Shell) -> None:
     says(shell("worker", "--processes", "0"), 1, "--processes")
 
 
+@pytest.mark.alone
 def test_help_costs_little_and_lists_everything(shell: Shell) -> None:
     program = (
         "import resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True);"
@@ -358,6 +359,7 @@ def test_help_costs_little_and_lists_everything(shell: Shell) -> None:
         assert word in said
 
 
+@pytest.mark.alone
 def test_fifty_thousand_runs_are_listed_at_once(shell: Shell) -> None:
     store = open_store(shell.url)
     for start in range(0, 50_000, 5_000):

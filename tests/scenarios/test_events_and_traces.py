@@ -31,6 +31,7 @@ from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.events import RunEvent
 from vv_agent.runtime.owner import process_owner
 from vv_agent.testing import ScriptedProvider, call, calls
+from vv_agent.tools.registry import ToolRegistry
 from vv_agent.tracing import Tracer, spans
 
 MODELS = ScriptedProvider(["Done."])
@@ -229,6 +230,44 @@ def test_a_run_may_go_on_with_another_store_which_gets_the_rest(tmp_path: Path) 
     assert kept[0].type == "run_started"
     assert kept[-1].type == "run_completed"
     assert len({event.event_id for event in kept}) == len(kept)
+
+
+@function_tool(idempotency="supported")
+def look(n: int) -> str:
+    """Look something up."""
+    return f"result {n}: " + "sheep " * 150
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_events_that_point_back_over_a_compaction_are_whole(tmp_path: Path, fails: bool) -> None:
+    """The process dies after the compaction. The next one begins to read there, and appends the rest: the end of the
+    hand-off before it, or, where the store was away until then, all."""
+    said = [call("transfer_to_editor", {"input": "count"}), *(call("look", {"n": n}) for n in range(1, 4)), "Done."]
+    editor = Agent(name="editor", instructions="Edit.", no_tool_policy=NoToolPolicy.FINISH, tools=[look])
+    triage = Agent(name="triage", instructions="Route.", handoffs=[editor])
+    kept, home = Full(0 if fails else 1000), MemoryStore()
+    more: dict[str, Any] = {"event_store": kept, "max_cycles": 9, "tool_registry_factory": ToolRegistry}
+    more["metadata"] = {"compact_threshold": 700, "microcompact_trigger_ratio": 1}
+
+    def go_on(steps: list[Any], store: Any) -> Any:
+        config = RunConfig(checkpoint_config=keeps(store), **more)
+        runner = Runner(model_provider=ScriptedProvider(steps), workspace=tmp_path)
+        return runner.run_sync(triage, "Go.", run_config=config)
+
+    with pytest.raises(Died):
+        go_on(said, Recording(home, ("store.save.progress", "after", 5)))
+    look_at = home.look("k")
+    assert look_at is not None
+    assert look_at.head.log_from > 0
+    home.expire(process_owner())
+    kept.room = 1000
+    result = go_on(["Done."] * 6, home)
+    assert (result.status, result.final_output) == ("completed", "Done.")
+    attached = Runner(model_provider=MODELS, workspace=tmp_path).attach("k", store=home)
+    attached.result(10)
+    events = durable(attached.events())
+    assert [e for e in events if e["type"] == "handoff_completed"]
+    assert durable(kept.kept) == events
 
 
 def test_workers_are_named_a_store_or_the_run_is_refused(tmp_path: Path) -> None:

@@ -210,3 +210,25 @@ def test_an_agent_below_that_hands_over_answers_once_and_its_events_come_in_pair
         ("handoff_started", "editor"), ("sub_run_started", "writer"), ("sub_run_completed", "writer"),
         ("handoff_completed", "editor"), ("run_completed", "first"),
     ]  # fmt: skip
+
+
+def test_a_tree_that_has_ended_is_told_in_its_order() -> None:
+    third = Agent(name="third", instructions="Third.", no_tool_policy=FINISH)
+    second = Agent(name="second", instructions="Second.", no_tool_policy=FINISH, tools=[third.as_tool()])
+    first = Agent(name="first", instructions="First.", no_tool_policy=FINISH, tools=[second.as_tool()])
+    script = by_agent({
+        "First.": [call("second", {"task_description": "deep"}), call("second", {"task_description": "deep"}), SAID],
+        "Second.": [call("third", {"task_description": "deeper"}), SAID] * 2,
+        "Third.": ["said"] * 2,
+    })  # fmt: skip
+    store = MemoryStore()
+    run_on(store, first, script)
+    told = [
+        (event.type, event.agent_name)
+        for event in Runner().attach("k", store=store).events()
+        if event.type in ("sub_run_started", "sub_run_completed", "run_completed", "tool_call_completed")
+    ]
+    assert told == [
+        ("sub_run_started", "second"), ("sub_run_started", "third"), ("sub_run_completed", "third"),
+        ("tool_call_completed", "second"), ("sub_run_completed", "second"), ("tool_call_completed", "first"),
+    ] * 2 + [("run_completed", "first")]  # fmt: skip

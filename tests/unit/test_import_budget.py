@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.alone
 HEAVY = ("pydantic", "httpx", "sqlalchemy", "celery", "redis")
 
 _PROGRAM = """

@@ -87,8 +87,7 @@ def claim(
     claimed = head._replace(
         state=State.CLAIMED, status="running", token=token, owner=owner, lease_until=lease_until,
         due=lease_until + backoff(recoveries, token), revision=head.revision + 1, recoveries=recoveries,
-        attempt=head.attempt + (1 if takeover or resume else 0), dispatches=0, refused_at=None, refusal=None,
-        updated_at=now,
+        attempt=head.attempt + (1 if takeover or resume else 0), dispatches=0, updated_at=now,
     )  # fmt: skip
     return claimed, takeover or resume
 
@@ -146,6 +145,8 @@ def save(head: Head, claim: Claim, change: Change, unread: Sequence[Signal], now
         signal_n=len(unread), revision=claim.revision + 1, write_token=claim.token, write_no=change.number,
         write_revision=claim.revision + 1, updated_at=now, log_from=head.entry_n if change.resets else head.log_from,
     )  # fmt: skip
+    if change.log or isinstance(change.then, Commit | Park | End):  # a claim alone does not serve it
+        written = written._replace(refused_at=None, refusal=None)
     return _next(written, change, any(signal.kind not in WORDS for signal in unread), now)
 
 
@@ -219,6 +220,12 @@ def defer(head: Head, cycle: int, reason: str, hold: int, now: int) -> Head | No
     if head.state is State.CLAIMED and head.lease_until > now:
         return None
     return head._replace(due=now + hold, refused_at=now if head.refused_at is None else head.refused_at, refusal=reason)
+
+
+def unserved(head: Head, now: int) -> int:
+    """For how long nobody could serve a run, in ms; 0 while somebody holds it."""
+    held = head.state is State.CLAIMED and head.lease_until > now
+    return 0 if head.refused_at is None or held or head.state is State.ENDED else now - head.refused_at
 
 
 def expire(head: Head, now: int) -> Head:

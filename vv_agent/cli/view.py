@@ -11,6 +11,7 @@ from typing import Any
 
 from vv_agent.checkpoint.record import Head, ParkReason, Snapshot, State
 from vv_agent.checkpoint.store import CheckpointStore, tree_of
+from vv_agent.checkpoint.transitions import unserved
 from vv_agent.cli.text import ago, command, iso, iso_ms, short
 from vv_agent.errors import CheckpointError
 from vv_agent.messages import Message
@@ -116,8 +117,7 @@ def waits_for(head: Head) -> str | None:
 
 def label(head: Head, now: int) -> str | None:
     """`run_incompatible` for a run that no worker could serve for ten minutes."""
-    refused = head.state is not State.ENDED and head.refused_at is not None
-    return LABEL if refused and now - (head.refused_at or now) >= _INCOMPATIBLE_AFTER_MS else None
+    return LABEL if unserved(head, now) >= _INCOMPATIBLE_AFTER_MS else None
 
 
 def place(store: CheckpointStore) -> str:

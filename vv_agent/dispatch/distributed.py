@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from vv_agent.checkpoint.record import Head, Look, State
 from vv_agent.checkpoint.store import CheckpointStore
+from vv_agent.checkpoint.transitions import unserved
 from vv_agent.dispatch.base import CycleDispatcher, hint, unfinished
 from vv_agent.errors import StoreError
 from vv_agent.runtime.advance import advance
@@ -85,7 +86,8 @@ class DistributedBackend:
             time.sleep(0.25)
 
     def _is_refused(self, look: Look) -> bool:
-        return look.head.refused_at is not None and look.now - look.head.refused_at >= self.patience * 1000
+        refused = unserved(look.head, look.now)
+        return refused > 0 and refused >= self.patience * 1000
 
     def _help(self, engine: Engine, head: Head) -> bool:
         """One cycle here; True if it was done."""

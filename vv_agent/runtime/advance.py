@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from vv_agent.checkpoint.record import Claimed, Commit, Head, Refused, Release, Seen, State
-from vv_agent.errors import CannotServe, ClaimLost
+from vv_agent.checkpoint.record import Change, Claimed, Commit, Head, Refused, Release, Seen, State
+from vv_agent.errors import CannotServe, ClaimLost, SignalsWaiting
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.cycle import run_cycle
 from vv_agent.runtime.lease import steady_clock
@@ -15,8 +16,8 @@ from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.recipe import CycleRecipe
 from vv_agent.runtime.run import Run
 
-CANNOT_SERVE_HOLD_MS = 120_000
-"""A run that this process cannot serve is looked at again after this long, at most (the hold grows from 2 s)."""
+_HOLD_MS, CANNOT_SERVE_HOLD_MS = 2_000, 120_000
+"""A run that this process cannot serve is looked at again after this long, at first and at most."""
 What = Literal["committed", "parked", "ended", "released", "lost", "refused", "deferred"]
 
 
@@ -72,7 +73,7 @@ def advance(
     try:
         run_cycle(run, commit)
     except CannotServe as error:
-        return _give_back(run, error)
+        return _give_back(run, recipe, error)
     except ClaimLost as error:
         engine.keeper.release(run.hold)
         return Advanced("lost", why=error.message)
@@ -87,7 +88,7 @@ def advance(
 
 
 def _take(engine: Engine, recipe: CycleRecipe, resume: bool) -> Run | Refused:
-    """Claim the cycle and decode the record."""
+    """Claim the cycle and decode the record. After `CannotServe` the claim is given back."""
     program = engine.programs.get(recipe)
     cached = engine.cache.take(recipe.key)
     began = steady_clock()
@@ -106,6 +107,11 @@ def _take(engine: Engine, recipe: CycleRecipe, resume: bool) -> Run | Refused:
         hold.stop()
     try:
         return Run(engine, program, hold, answer, cached)
+    except CannotServe:  # the agent that works now, or what the record says
+        with suppress(ClaimLost):
+            patiently(lambda: engine.store.save(hold.claim, Change(number=1, then=Release(due_in=_HOLD_MS))))
+        engine.keeper.release(hold)
+        raise
     except BaseException:
         engine.keeper.release(hold)
         raise
@@ -120,24 +126,25 @@ def _reread(engine: Engine, answer: Claimed) -> Claimed:
 
 def _defer(engine: Engine, recipe: CycleRecipe, error: CannotServe) -> Advanced:
     look = engine.store.look(recipe.key)
-    hold = 2_000
+    hold = _HOLD_MS
     if look is not None and look.head.refused_at is not None:  # as long again as it has been refused
         hold = min(max(hold, look.now - look.head.refused_at), CANNOT_SERVE_HOLD_MS)
     engine.store.defer(recipe.key, recipe.cycle, str(error), hold)
     return Advanced("deferred", look.head if look else None, why=str(error))
 
 
-def _give_back(run: Run, error: CannotServe) -> Advanced:
+def _give_back(run: Run, recipe: CycleRecipe, error: CannotServe) -> Advanced:
     """A claimed run turned out to need what this process does not have: release it, backed off, attempt not counted."""
     engine = run.engine
     try:
-        run.save(Release(due_in=10_000))
+        run.save(Release(due_in=_HOLD_MS))
+    except SignalsWaiting:  # a cancel came before the runs below that the save was to create
+        run.let_go()
     except ClaimLost:
         return Advanced("lost", why=error.message)
     finally:
         engine.keeper.release(run.hold)
-    engine.store.defer(run.key, run.head.cycle, str(error), 10_000)
-    return Advanced("deferred", run.head, why=str(error))
+    return _defer(engine, recipe, error)
 
 
 def _after(engine: Engine, run: Run) -> Advanced:

@@ -37,8 +37,10 @@ class ApprovalFailed(VVAgentError):
     """Whoever was asked could not answer. Leaves no cycle."""
 
 
-def request_id(run: Run, position: int) -> str:
-    name = f"{run.key}\0{run.head.run_id}\0{run.cycle}\0{position}"
+def request_id(run: Run, position: int, digest: str) -> str:
+    """The name of a request. What was shown is part of it: when the save of a request is lost and the model then asks
+    for something else, a decision on the first one is none on the second."""
+    name = f"{run.key}\0{run.head.run_id}\0{run.cycle}\0{position}\0{digest}"
     return f"approval_{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
@@ -75,6 +77,10 @@ class Approvals:
     def close(self, position: int) -> None:
         """The call at this position has its result."""
         self.requests = {name: one for name, one in self.requests.items() if one["position"] != position}
+
+    def at(self, position: int) -> tuple[str, dict[str, Any]] | None:
+        """The request for the call at this position, and its id."""
+        return next((found for found in self.requests.items() if found[1]["position"] == position), None)
 
     def open(self) -> dict[str, dict[str, Any]]:
         return {name: one for name, one in self.requests.items() if "action" not in one}
@@ -143,12 +149,11 @@ def required(run: Run, tool: Tool, call: Callable[[], tuple[ToolContext, Argumen
 
 def refused(run: Run, position: int, call: ToolCall, arguments: Mapping[str, Any]) -> ToolExecutionResult | None:
     """The result of a call that was denied or whose request timed out. Raises `ApprovalFailed`."""
-    if not run.approvals.requests:
+    if (asked := run.approvals.at(position)) is None:
         return None
-    name = request_id(run, position)
-    request = run.approvals.requests.get(name)
-    action = request and request.get("action")
-    if request is None or action in (None, ApprovalAction.ALLOW, ApprovalAction.ALLOW_SESSION):
+    name, request = asked
+    action = request.get("action")
+    if action in (None, ApprovalAction.ALLOW, ApprovalAction.ALLOW_SESSION):
         return None
     if action == FAILED:
         raise ApprovalFailed("approval_provider_failed", request["reason"])
@@ -165,24 +170,24 @@ def refused(run: Run, position: int, call: ToolCall, arguments: Mapping[str, Any
 
 def undecided(run: Run, position: int, tool: Tool, judge: Callable[[], bool]) -> bool:
     """Whether a call still waits. `judge` says whether it is to be asked for; what was asked is not judged again."""
-    request = run.approvals.requests.get(request_id(run, position)) if run.approvals.requests else None
-    if request is not None:
-        return "action" not in request
+    if (asked := run.approvals.at(position)) is not None:
+        return "action" not in asked[1]
     return tool.name not in run.approvals.granted and judge()
 
 
 def was_asked(run: Run, position: int) -> bool:
-    return bool(run.approvals.requests) and request_id(run, position) in run.approvals.requests
+    return run.approvals.at(position) is not None
 
 
 def ask(run: Run, position: int, call: ToolCall, arguments: Mapping[str, Any]) -> None:
     """Open the request for a call, unless it is there."""
-    name = request_id(run, position)
-    if name in run.approvals.requests:
+    if was_asked(run, position):
         return
+    digest = digest_of(call.name, arguments)
+    name = request_id(run, position, digest)
     timeout = run.program.definition.tool_policy.approval_timeout_seconds
     run.approvals.requests[name] = {
-        "position": position, "tool": call.name, "call_id": call.id, "digest": digest_of(call.name, arguments),
+        "position": position, "tool": call.name, "call_id": call.id, "digest": digest,
         "until": None if timeout is None else run.engine.store.now() + round(timeout * 1000),
     }  # fmt: skip
     run.emit(

@@ -179,7 +179,8 @@ def settled(run: Run) -> list[tuple[int, ToolExecutionResult, int]]:
         late = wait.get("until") is not None and wait["until"] <= run.claimed_at
         if late or not any(run.children.tasks[name]["status"] == RUNNING for name in wait["tasks"]):
             done.append((position, _result(run, position, wait, late=late), _waited(run, wait)))
-            del run.children.waits[position]
+    for position, _, _ in done:  # all or none: an agent among them may be one we cannot serve
+        del run.children.waits[position]
     return done
 
 

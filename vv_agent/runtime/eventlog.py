@@ -87,6 +87,8 @@ class Numbered:
     attempt: int
     n: int
     event: RunEvent
+    below: str | None = None
+    """The key of the run below that it tells the start of."""
 
 
 def event_entries(events: Iterable[Emitted]) -> tuple[bytes, ...]:
@@ -135,8 +137,6 @@ class EventReader:
     def __init__(self, body: Body) -> None:
         self._body = body
         self.transcript = Transcript()
-        self.below: set[str] = set()
-        """Keys of the runs below that began."""
         self.unknown: set[tuple[int, int, int]] = set()
         """Cycle, attempt and number of the events that were left out."""
 
@@ -158,7 +158,8 @@ class EventReader:
                 continue
             texts = {name: self._text(origin.cycle, ref) for name, ref in (refs[0] if refs else {}).items()}
             event = build(self._body, Emitted(origin, event_type, n, created_at, {**fields, **texts}, {}))
-            numbered.append(Numbered(origin.cycle, origin.attempt, n, event))
+            below = next((ref[1] for ref in (refs[0] if refs else {}).values() if ref[0] == "child"), None)
+            numbered.append(Numbered(origin.cycle, origin.attempt, n, event, below))
         return numbered
 
     def _text(self, cycle: int, ref: Sequence[Any]) -> Any:
@@ -168,8 +169,7 @@ class EventReader:
             case ["approval", position]:
                 call = self.transcript.turns[cycle].call(position)
                 return {"arguments": parse_arguments(call.arguments), "tool_name": call.name}
-            case ["child", key, metadata]:
-                self.below.add(key)
+            case ["child", _, metadata]:
                 return metadata
             case ["handoff", at, position, more]:
                 return {**self.transcript.turns[at].results[position]["metadata"], **more}

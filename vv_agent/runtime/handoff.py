@@ -15,7 +15,7 @@ from vv_agent.runtime.eventlog import Emitted
 from vv_agent.runtime.hooks import context_of
 from vv_agent.runtime.opening import InputBlocked, admitted_input
 from vv_agent.runtime.output import Decision, Stop
-from vv_agent.runtime.program import tool_slot
+from vv_agent.runtime.program import AGENT, Program, tool_slot
 from vv_agent.runtime.run import Run
 from vv_agent.tools.agents import HANDOFF_REF, HandoffTool
 
@@ -41,6 +41,7 @@ def take_over(run: Run) -> bool:
     end = run.transcript.ends.get(run.body.segment)
     if end is None or "to" not in end:
         return False
+    opening = _opening(run.first.linked(f"{AGENT}{end['to']}"))  # before a change: it may be one we cannot serve
     _, cycle, position = end["answer"]
     said = run.transcript.turns[cycle].results[position]["metadata"]
     source = run.origin._replace(cycle_index=run.body.index(cycle))
@@ -60,7 +61,6 @@ def take_over(run: Run) -> bool:
         text = admitted_input(run.program.hooks.input_guardrails, context_of(run), text, lambda: None)
     except InputBlocked as block:
         run.refused = output.failed(block.message, block.code)
-    opening = [message.to_wire() for message in _opening(run)]
     run.log(["i", segment, Message("user", text).to_wire(), opening])
     refs, fields = _shown(came_from, said, {})
     run.emit("handoff_started", refs, source, **fields, status="started")
@@ -92,12 +92,12 @@ def denials(run: Run) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if value}
 
 
-def _opening(run: Run) -> list[Message]:
+def _opening(program: Program) -> list[dict[str, Any]]:
     """What the agent is shown before its input: its prompt, and the run's session."""
-    prompt = run.program.definition.compiled_prompt
-    session = run.program.conversation
+    prompt = program.definition.compiled_prompt
+    session = program.conversation
     before = sanitized(session.get_items()) if session is not None else []
-    return [*([Message("system", prompt)] if prompt else []), *before]
+    return [message.to_wire() for message in [*([Message("system", prompt)] if prompt else []), *before]]
 
 
 def _shown(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from vv_agent.checkpoint.record import EntryKind
+from vv_agent.checkpoint.record import Entry, EntryKind
 from vv_agent.definition import CapabilityRef
 from vv_agent.errors import ConfigError, StoreError, VVAgentError
 from vv_agent.event_store import IdempotentRunEventStore, RunEventStore, event_digest
@@ -24,6 +25,7 @@ from vv_agent.runtime.output import Decision, Stop, failed
 
 if TYPE_CHECKING:
     from vv_agent.runtime.run import Run
+    from vv_agent.runtime.transcript import Transcript
 
 log = logging.getLogger("vv_agent.events")
 
@@ -79,11 +81,12 @@ class Recorder:
         """Append what is after the cursor. Never raises: what could not be read or kept is for the next time."""
         if self._append is None or self.problem is not None or run.body.fed >= run.head.entry_n:
             return
+        all_of_it = cache(run.read_again)
         try:
             while entries := run.engine.store.entries(run.key, run.body.fed):
                 for entry in entries:
                     if entry.kind is EntryKind.EVENT:
-                        self._keep(run, entry.body)
+                        self._keep(run, entry, all_of_it)
                 run.body = replace(run.body, fed=entries[-1].seq)
         except StoreError as error:
             log.warning("the events of run %s are fed to their store later: %s", run.key, error)
@@ -91,11 +94,20 @@ class Recorder:
             self.problem = error.message if isinstance(error, VVAgentError) else str(error) or type(error).__name__
             log.warning("run event store append failed for run %s: %s", run.key, self.problem)
 
-    def _keep(self, run: Run, body: bytes) -> None:
+    def _keep(self, run: Run, entry: Entry, all_of_it: Callable[[], Transcript]) -> None:
+        """Append the events of an entry. What was said before a compaction may be missing in the run's transcript; its
+        events, and those that point back over it, are read with `all_of_it`."""
         assert self._append is not None
         reader = EventReader(run.body)
         reader.transcript = run.transcript
-        for numbered in reader.decode(body):
+        if not run.transcript.whole and entry.seq <= run.head.log_from:
+            reader.transcript = all_of_it()
+        try:
+            found = reader.decode(entry.body)
+        except LookupError:
+            reader.transcript = all_of_it()
+            found = reader.decode(entry.body)
+        for numbered in found:
             self._append(numbered.event)
 
     def tell(self, run: Run) -> None:

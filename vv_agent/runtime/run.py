@@ -273,8 +273,10 @@ class Run:
 
     def all_said(self) -> Transcript:
         """A transcript with all messages of the segment; read again if a compaction stands between."""
-        if self.transcript.knows(self.body.segment):
-            return self.transcript
+        return self.transcript if self.transcript.knows(self.body.segment) else self.read_again()
+
+    def read_again(self) -> Transcript:
+        """The transcript from the first entry on, compactions or not."""
         snapshot = patiently(lambda: self.engine.store.load(self.key))
         read = Transcript()
         for entry in snapshot.log if snapshot else ():

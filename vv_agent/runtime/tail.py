@@ -3,6 +3,9 @@
 One thread per process follows all its runs. Events are ordered by (cycle, attempt, n). Durable ones come without hole
 or repeat; live ones may be missing (`diagnostic` `live_gap` says so), and once a cycle's receipt is durable what is
 left of its live text is dropped, as is everything of a lower attempt.
+
+What happened before it was followed is told in the order of the tree: a run below is read when its parent tells of its
+start, before what comes later in the parent. The end of an ended run is told after the ends of the runs below it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from vv_agent.checkpoint.record import Entry, Head, ParkReason, Seen, State
 from vv_agent.checkpoint.store import LISTENS, CheckpointStore, Cursor
@@ -26,6 +30,7 @@ log = logging.getLogger("vv_agent.tail")
 
 _PATIENCE = 3
 """Rounds a durable event waits for live text that should stand before it."""
+_ENDS = frozenset({"run_completed", "run_failed", "run_cancelled"})
 Over = Callable[[Head | VVAgentError], None]
 
 
@@ -54,6 +59,13 @@ class Followed:
     rounds: int = 0
     below: dict[str, Followed | None] = field(default_factory=dict)
     """The runs below by key, None once one is over."""
+    begun: set[str] = field(default_factory=set)
+    """The keys of the runs below whose start was shown."""
+    begins: Callable[[str], None] = lambda key: None
+    """Told each of them, once."""
+    ended: bool = False
+    """All of an ended run was read: its end, and what comes after it, waits for the runs below."""
+    held: list[RunEvent] = field(default_factory=list)
 
     @property
     def alone(self) -> bool:
@@ -89,7 +101,20 @@ class Followed:
         if place in self.shown:
             return
         self.shown.add(place)
+        if self.ended and not self.alone and (self.held or item.event.type in _ENDS):
+            self.held.append(item.event)
+            return
+        self.release()
         self.sink.put(item.event)
+        if item.below is not None and item.below not in self.begun:
+            self.begun.add(item.below)
+            self.begins(item.below)
+
+    def release(self) -> None:
+        """Pass on the end that was held back."""
+        for event in self.held:
+            self.sink.put(event)
+        self.held = []
 
 
 def _gap(before: Numbered) -> RunEvent:
@@ -125,6 +150,7 @@ class Tailer:
         """Send a run's events and those of the runs below it to `sink`, from the first one on, until it ends or rests.
         The end is told once the runs below have ended too."""
         followed = Followed(key, sink, over, EventReader(body))
+        followed.begins = partial(self._follow_below, followed)
         with self._changed:
             if self._live_after is None or not self._followed:
                 self._live_after = self._store.live.last()
@@ -218,26 +244,39 @@ class Tailer:
         durable = [event for entry in entries for event in run.reader.feed(entry)]
         if entries:
             run.after = entries[-1].seq
-        run.show(durable, [event for body in live for event in run.reader.decode(body)])
         caught_up = run.after >= head.entry_n
+        run.ended = caught_up and head.state is State.ENDED
+        run.show(durable, [event for body in live for event in run.reader.decode(body)])
         run.live, run.behind = run.live or caught_up, not caught_up
-        for key in run.reader.below - run.below.keys():
-            run.below[key] = self._follow_below(run, key)
+        for key in run.begun - run.below.keys():  # the store did not answer when their start was shown
+            self._follow_below(run, key)
         if caught_up and not run.waiting and rests(head) and (run.alone or head.state is not State.ENDED):
             for below in filter(None, run.below.values()):
                 self.unfollow(below)
+            run.release()
             run.over(head)
             return True
         return False
 
-    def _follow_below(self, run: Followed, key: str) -> Followed | None:
-        look = self._store.look(key)
+    def _follow_below(self, run: Followed, key: str) -> None:
+        """Follow a run below as well; one that began before its parent was followed is read to where it stands."""
 
         def over(_: Head | VVAgentError) -> None:
             run.below[key] = None
             run.behind = True
 
-        return self.follow(key, Body.unpack(look.head.body, key), run.sink, over) if look is not None else None
+        try:
+            look = self._store.look(key)
+            if look is None:
+                run.below[key] = None
+                return
+            below = self.follow(key, Body.unpack(look.head.body, key), run.sink, over)
+            run.below[key] = below
+            while not run.live and below.behind and run.below[key] is not None:
+                self._look(below, _Look(self._store), [])
+        except StoreError as error:  # what was not read is read with the next look; the parent's events are passed on
+            if error.code in LASTING_FAULTS:
+                raise
 
 
 class _Look:
