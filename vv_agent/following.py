@@ -199,7 +199,7 @@ class Desk:
         with self._settled:
             self._over = True
             self._settled.notify_all()
-        for name in self._asked:
+        for name in tuple(self._asked):  # `see` may add to it
             self._discard(name)
 
     def _waits(self, name: str) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from vv_agent.agent import Agent
 from vv_agent.approvals import ApprovalDecision
 from vv_agent.config import RunConfig
-from vv_agent.errors import ConfigError, RunFinished, VVAgentError
+from vv_agent.errors import ConfigError, RunFinished, StoreError, VVAgentError
 from vv_agent.events import RunEvent
 from vv_agent.messages import Message
 from vv_agent.result import RunResult
@@ -32,6 +32,9 @@ from vv_agent.sessions.memory import MemorySession
 
 if TYPE_CHECKING:
     from vv_agent.sessions.base import Session
+
+_NOT_WAITING = frozenset({"run_not_waiting", "run_finished", "checkpoint_not_found"})
+"""Codes of a run that takes no answer any more."""
 
 
 class AgentSessionEventGapError(VVAgentError):
@@ -210,11 +213,8 @@ class AgentSession:
 
     def _begin(self, text: str) -> RunHandle:
         """Start the turn, with the steers that came while nothing ran."""
-        if self._waiting is not None:
-            with self._lock:
-                self._send_steers(self._waiting)
-                self._handle = self._waiting.resume(payload=text)
-                return self._handle
+        if self._waiting is not None and (answering := self._answer(self._waiting, text)) is not None:
+            return answering
         config = replace(self._config, shared_state=deepcopy(self._shared_state))
         start = self._runner.prepare(self._agent, text, config, live=True)
         with self._lock:
@@ -222,6 +222,22 @@ class AgentSession:
             self._send_steers(start.handle)
         start.begin()
         return start.handle
+
+    def _answer(self, waiting: RunHandle, text: str) -> RunHandle | None:
+        """Go on with the run that waits; None when it waits no more: somebody else answered or cancelled it."""
+        with self._lock:
+            self._waiting = None
+            try:
+                self._send_steers(waiting)
+                self._handle = waiting.resume(payload=text)
+            except StoreError:  # it may not have got the answer
+                self._waiting = waiting
+                raise
+            except VVAgentError as error:
+                if error.code not in _NOT_WAITING:
+                    raise
+                return None
+            return self._handle
 
     def _send_steers(self, handle: RunHandle) -> None:
         with suppress(RunFinished):
@@ -243,9 +259,11 @@ class AgentSession:
         said(prompt)
         with self._lock:
             self._check_open()
-            self._steers.append(prompt)
             if self._handle is not None:
-                self._send_steers(self._handle)
+                with suppress(RunFinished):
+                    self._handle.steer(prompt)
+                    return
+            self._steers.append(prompt)
 
     def follow_up(self, prompt: str) -> None:
         """Queue a turn for after this one."""

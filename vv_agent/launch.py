@@ -11,7 +11,7 @@ from vv_agent.approvals import ApprovalDecision
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.admission import Admission, admit
 from vv_agent.checkpoint.config import ResumePolicy
-from vv_agent.checkpoint.record import Filter, Head, NewRun, ParkReason, Signal, State
+from vv_agent.checkpoint.record import UNFINISHED, Filter, Head, NewRun, ParkReason, Signal, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.definition import RunDefinition
 from vv_agent.dispatch.base import CycleDispatcher, hint
@@ -26,7 +26,7 @@ from vv_agent.runtime.inbox import answer_signal, approval_signal, resume_signal
 from vv_agent.runtime.patience import patiently
 from vv_agent.runtime.program import Program, check_compatible
 from vv_agent.runtime.recipe import CycleRecipe
-from vv_agent.runtime.tail import rests
+from vv_agent.runtime.tail import is_over, rests
 from vv_agent.runtime.transcript import Transcript, log_entry, message_item, pack, unpack
 
 
@@ -104,8 +104,7 @@ def admit_run(engine: Engine, program: Program, new: NewRun, policy: ResumePolic
 
 
 def _readmit(engine: Engine, program: Program, head: Head, policy: ResumePolicy) -> Admitted:
-    ended = head.reason in (ParkReason.INPUT, ParkReason.BUDGET, ParkReason.APPROVAL) and rests(head)
-    over = head.state is State.ENDED or (head.state is State.PARKED and ended)
+    over = is_over(head)
     stored = program if over else _stored_program(engine.store, head.definition, program)
     admission = admit(policy, head.key, present=True, terminal=over, same_definition=stored is not None)
     if admission is Admission.RECOVER:
@@ -249,7 +248,7 @@ def shown_to(store: CheckpointStore, key: str, request_id: str) -> tuple[str, st
 def open_approvals(store: CheckpointStore, key: str) -> dict[str, dict[str, Any]]:
     """The approvals that a run and those below it wait for, by request id; `key` says which of them does."""
     found: dict[str, dict[str, Any]] = {}
-    for one in {key, *(head.key for head in store.find(Filter(root_key=key, states=_PARKED, limit=10_000)))}:
+    for one in {key, *(head.key for head in store.find(Filter(root_key=key, states=UNFINISHED, limit=10_000)))}:
         snapshot = store.load(one)
         stored = (snapshot.blobs or {}).get("approvals") if snapshot else None
         asked = Approvals(unpack(stored, f"approvals of run {one!r}")).open() if stored else {}
@@ -257,14 +256,11 @@ def open_approvals(store: CheckpointStore, key: str) -> dict[str, dict[str, Any]
     return found
 
 
-_PARKED = frozenset({State.PARKED, State.READY, State.CLAIMED})
-
-
 def record_of(store: CheckpointStore, key: str, event: RunEvent) -> str:
     """The key of the record of this run's tree that an event belongs to."""
     if event.parent_run_id is None:
         return key
-    tree = store.find(Filter(root_key=key, states=_PARKED, limit=10_000))
+    tree = store.find(Filter(root_key=key, states=UNFINISHED, limit=10_000))
     return next((one.key for one in tree if Body.unpack(one.body, one.key).run_id == event.run_id), key)
 
 

@@ -18,11 +18,13 @@ from vv_agent.events import (
     RunEvent,
     RunFailedEvent,
     RunStartedEvent,
+    SubRunCompletedEvent,
     ToolCallCompletedEvent,
     ToolCallStartedEvent,
 )
 
 Change = tuple[Literal["start", "end"], "Span"]
+_ABANDONED = {"status": "abandoned"}
 
 
 @dataclass
@@ -103,6 +105,10 @@ class _Open:
     agent: Span | None = None
     tools: dict[str, Span] = field(default_factory=dict)
 
+    def spans(self) -> list[Span]:
+        """The innermost first."""
+        return [*self.tools.values(), *([self.agent] if self.agent else []), self.run]
+
 
 class Projection:
     """The state between two events: what is open, by run id."""
@@ -110,24 +116,36 @@ class Projection:
     def __init__(self, workflow_name: str | None = None) -> None:
         self._workflow = workflow_name
         self._open: dict[str, _Open] = {}
+        self._over: set[str] = set()
+        """Run ids that ended: what is told of them later (a hand-off that is complete) opens nothing."""
 
     def feed(self, event: RunEvent) -> list[Change]:
         """What one event begins and ends."""
+        if event.run_id in self._over:
+            return []
         changes = self._begin(event)
         here = self._open[event.run_id]
         match event:
             case ToolCallStartedEvent():
                 if (lost := here.tools.pop(event.tool_call_id, None)) is not None:  # a worker died in it
-                    changes.append(_ended(lost, event, status="abandoned"))
+                    changes.append(_ended(lost, event, **_ABANDONED))
                 parent, facts = here.agent or here.run, {"tool_name": event.tool_name, "agent_name": event.agent_name}
                 span = _begun("tool", event, event.event_id, parent, facts)
                 here.tools[event.tool_call_id] = span
                 changes.append(("start", span))
             case ToolCallCompletedEvent() if event.tool_call_id in here.tools:
                 changes.append(_ended(here.tools.pop(event.tool_call_id), event, status=event.status))
-            case RunCompletedEvent() | RunFailedEvent() | RunCancelledEvent():
+            case RunCompletedEvent() | RunFailedEvent() | RunCancelledEvent() | SubRunCompletedEvent():
                 changes += self._end(event)
         return changes
+
+    def abandon(self) -> list[Change]:
+        """End now what is open, the innermost first: no further events come."""
+        left = [span for here in reversed(self._open.values()) for span in here.spans()]
+        self._over |= self._open.keys()
+        self._open.clear()
+        now = time.time()
+        return [("end", replace(one, ended_at=now, metadata={**one.metadata, **_ABANDONED})) for one in left]
 
     def _begin(self, event: RunEvent) -> list[Change]:
         changes: list[Change] = []
@@ -146,14 +164,21 @@ class Projection:
             changes.append(("start", here.agent))
         return changes
 
-    def _end(self, event: RunCompletedEvent | RunFailedEvent | RunCancelledEvent) -> list[Change]:
+    def _end(
+        self, event: RunCompletedEvent | RunFailedEvent | RunCancelledEvent | SubRunCompletedEvent
+    ) -> list[Change]:
         here = self._open.pop(event.run_id)
-        changes = [_ended(tool, event, status="abandoned") for tool in here.tools.values()]
+        self._over.add(event.run_id)
+        changes = [_ended(tool, event, **_ABANDONED) for tool in here.tools.values()]
         status: str
         if isinstance(event, RunCompletedEvent):
             status, facts = event.status.value, {"final_output": event.final_output}
         elif isinstance(event, RunFailedEvent):
             status, facts = event.status.value if event.status else "failed", {"error": event.error}
+        elif isinstance(event, SubRunCompletedEvent):
+            status, facts = event.status, {"final_output": event.final_output}
+            if event.error is not None:
+                facts = {"error": event.error}
         else:
             status, facts = "cancelled", {"error": event.reason}
         if here.agent is not None:
@@ -184,12 +209,16 @@ class Tracer:
 
     def put(self, event: RunEvent) -> None:
         """Pass on what one event begins and ends."""
-        for what, span in self._projection.feed(event):
+        self._tell(self._projection.feed(event))
+
+    def _tell(self, changes: list[Change]) -> None:
+        for what, span in changes:
             for sink in self._sinks:
                 _quietly(sink.on_span_start if what == "start" else sink.on_span_end, replace(span))
 
     def close(self) -> None:
-        """No further events come."""
+        """No further events come: what is open ends as `abandoned`."""
+        self._tell(self._projection.abandon())
         for sink in self._sinks:
             _quietly(sink.flush)
 

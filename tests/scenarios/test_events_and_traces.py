@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runs import Died, Recording
+from tests.scenarios.agents import by_agent
 from tests.scenarios.conftest import Bench, an_agent
 from vv_agent import (
     Agent,
@@ -31,7 +32,7 @@ from vv_agent.events import RunEvent
 from vv_agent.runtime.owner import process_owner
 from vv_agent.testing import ScriptedProvider, call, calls
 from vv_agent.tools.registry import ToolRegistry
-from vv_agent.tracing import spans
+from vv_agent.tracing import Tracer, spans
 
 MODELS = ScriptedProvider(["Done."])
 LIVE = {"assistant_delta", "reasoning_delta", "model_tool_call_started", "model_tool_call_progress"}
@@ -314,3 +315,46 @@ def test_a_call_without_an_end_is_abandoned(tmp_path: Path) -> None:
     tools = [span for what, span in spans(events) if what == "end" and span.name == "tool"]
     assert [tool.metadata["status"] for tool in tools] == ["abandoned"]
     assert sink.told == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [Agent(name="writer", instructions="Write.", no_tool_policy=NoToolPolicy.FINISH).as_tool()]},
+        {"handoffs": [Agent(name="writer", instructions="Write.", no_tool_policy=NoToolPolicy.FINISH)]},
+    ],
+    ids=["agent tool", "hand-off"],
+)
+def test_each_span_begins_and_ends_once(tmp_path: Path, more: dict[str, Any]) -> None:
+    agent = Agent(name="triage", instructions="Route.", no_tool_policy=NoToolPolicy.FINISH, **more)
+    name = "transfer_to_writer" if "handoffs" in more else more["tools"][0].name
+    script = by_agent(
+        {
+            "Route.": [
+                call(name, {"input" if "handoffs" in more else "task_description": "write"}),
+                "Done.",
+            ],
+            "Write.": ["written"],
+        }
+    )
+    sink = Collector()
+    runner = Runner(model_provider=ScriptedProvider(script), workspace=tmp_path)
+    assert runner.run_sync(agent, "Go.", run_config=RunConfig(tracing={"sink": sink})).status == "completed"
+    begun, ended = ([span.span_id for what, span in sink.told if what == kind] for kind in ("start", "end"))
+    assert len(begun) == len(set(begun)) >= 4
+    assert sorted(begun) == sorted(ended)
+    assert {span.metadata["status"] for what, span in sink.told if what == "end"} <= {"completed", "success"}
+
+
+def test_what_is_open_when_nobody_follows_any_more_is_abandoned(tmp_path: Path) -> None:
+    runner = Runner(model_provider=ScriptedProvider([call("add", {"a": 1, "b": 1}), "Done."]), workspace=tmp_path)
+    events = runner.run_sync(an_agent(add), "Go.").events
+    sink = Collector()
+    tracer = Tracer([sink], None)
+    for event in events[: [event.type for event in events].index("tool_call_started") + 1]:
+        tracer.put(event)
+    tracer.close()
+    assert sink.names() == [
+        "start run", "start agent", "start tool", "end tool", "end agent", "end run", "flush",
+    ]  # fmt: skip
+    assert {span.metadata["status"] for what, span in sink.told if what == "end"} == {"abandoned"}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness import until
 from tests.scenarios.conftest import Bench, an_agent
 from vv_agent import (
     AgentSession,
@@ -28,10 +29,12 @@ from vv_agent import (
     VVAgentError,
     function_tool,
 )
-from vv_agent.errors import ConfigError
+from vv_agent.checkpoint.record import Filter, State
+from vv_agent.errors import ConfigError, StoreError
 from vv_agent.llm.base import ModelRequest
 from vv_agent.messages import Message
 from vv_agent.result import RunResult
+from vv_agent.run_handle import RunHandle
 from vv_agent.testing import ScriptedProvider, call, calls
 
 RAN: list[str] = []
@@ -174,6 +177,80 @@ def test_a_prompt_answers_a_run_that_waits(bench: Bench, tmp_path: Path, kept: b
         assert texts(session.messages) == ["one", "2: one", "two", "4: two", "three", "6: three"]
         ends = [one.event.event_id for one in events if one.event.type == "run_completed"]
         assert (len(ends), len(set(ends))) == (3, 3), "no event is told twice"
+
+
+def waiting_session(bench: Bench, folder: Path, *, kept: bool) -> AgentSession:
+    """One whose run waits for its user."""
+    checkpoint = CheckpointConfig(store=bench.store)
+    config = RunConfig(checkpoint_config=checkpoint, execution_backend=bench.backend) if kept else None
+    client = InteractiveAgentClient(bench.runner([echo] * 4), run_config=config)
+    storage = SqliteSession(f"{folder}/s.db", "talk")
+    agent = an_agent(policy=NoToolPolicy.WAIT_USER)
+    session = client.create_session(agent=agent, workspace=folder, session=storage)
+    assert session.prompt("one").status == "wait_user"
+    return session
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_session_goes_on_after_an_answer_that_was_interrupted(bench: Bench, tmp_path: Path, kept: bool) -> None:
+    session = waiting_session(bench, tmp_path, kept=kept)
+
+    def listener(event: AgentSessionEvent) -> None:
+        raise KeyboardInterrupt
+
+    interrupting = session.subscribe(listener)
+    with pytest.raises(KeyboardInterrupt):
+        session.prompt("two")
+    interrupting.close()
+    result = session.prompt("three")
+    assert (result.status, result.input) == ("wait_user", "three")
+
+
+def test_a_session_goes_on_after_its_waiting_run_was_cancelled_elsewhere(bench: Bench, tmp_path: Path) -> None:
+    session = waiting_session(bench, tmp_path, kept=True)
+    (head,) = bench.store.find(Filter())
+    elsewhere = bench.runner().attach(head.key, store=bench.store)
+    elsewhere.cancel()
+    until(lambda: bench.store.find(Filter())[0].state is State.ENDED, "the run is cancelled")
+    session.steer("Be quick.")
+    result = session.prompt("two")
+    assert (result.status, result.run_id != head.run_id, session.state().steering) == ("wait_user", True, ())
+    assert len(bench.store.find(Filter())) == 2
+
+
+def test_an_answer_that_the_store_did_not_take_can_be_given_again(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = waiting_session(bench, tmp_path, kept=True)
+
+    def lost(*_: object, **__: object) -> None:
+        raise StoreError("store_unavailable", "no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunHandle, "resume", lost)
+        with pytest.raises(StoreError):
+            session.prompt("two")
+    session.prompt("two")
+    assert len(bench.store.find(Filter())) == 1, "the waiting run was answered"
+
+
+def test_a_steer_that_the_store_did_not_take_is_not_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object, **__: object) -> None:
+        raise StoreError("store_unavailable", "no")
+
+    session = session_of(tmp_path, ScriptedProvider([call("launch", {"pad": "A"}), "Done."]), launch)
+    results: list[RunResult] = []
+    events = session.subscribe()
+    with turn(session, "Launch.", results):
+        asked = next(one.event for one in events if one.event.type == "approval_requested")
+        with monkeypatch.context() as patched:
+            patched.setattr(RunHandle, "steer", lost)
+            with pytest.raises(StoreError):
+                session.steer("Be quick.")
+        assert session.state().steering == ()
+        session.steer("Be quick.")
+        session.approve(asked.request_id, ApprovalDecision.allow())  # type: ignore[attr-defined]
+    assert [m.content for m in session.messages if m.role == "user"] == ["Launch.", "Be quick."]
 
 
 @contextmanager

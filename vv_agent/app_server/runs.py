@@ -13,7 +13,7 @@ from vv_agent.app_server.protocol import AppThread
 from vv_agent.app_server.rpc import INTERNAL_ERROR, RpcError
 from vv_agent.app_server.sql import TurnRecord
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy
-from vv_agent.checkpoint.record import Head, ParkReason, State
+from vv_agent.checkpoint.record import Head, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.config import RunConfig, effective_config
 from vv_agent.definition import CapabilityRef
@@ -21,7 +21,6 @@ from vv_agent.errors import CheckpointError
 from vv_agent.run_handle import RunHandle
 from vv_agent.runner import Runner
 from vv_agent.runtime.owner import is_dead
-from vv_agent.runtime.tail import rests
 from vv_agent.sessions.base import Session
 from vv_agent.settings import read_settings
 
@@ -117,12 +116,6 @@ def _pass_on(driver: RunHandle, handle: RunHandle) -> None:
     error: Any = driver.failure()
     if error is not None and getattr(error, "code", "") != "checkpoint_claim_active":
         handle.fail(error)
-
-
-def is_over(head: Head) -> bool:
-    """There is a result, and nothing but an answer changes it."""
-    ended = (ParkReason.INPUT, ParkReason.BUDGET, ParkReason.APPROVAL)
-    return head.state is State.ENDED or (head.state is State.PARKED and head.reason in ended and rests(head))
 
 
 def is_held(head: Head, now: int) -> bool:

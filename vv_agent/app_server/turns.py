@@ -13,7 +13,7 @@ from vv_agent.app_server.approvals import Approvals, Asking
 from vv_agent.app_server.items import Projection, Shown, checkpoint_of, outcome_of, text_of
 from vv_agent.app_server.outgoing import OutgoingRouter
 from vv_agent.app_server.rpc import RequestId, RpcError
-from vv_agent.app_server.runs import AppServerRunAdapter, Plan, is_held, is_over
+from vv_agent.app_server.runs import AppServerRunAdapter, Plan, is_held
 from vv_agent.app_server.sql import ItemConflict, SqlThreadStore, TurnRecord
 from vv_agent.app_server.threads import LiveThread, Threads
 from vv_agent.checkpoint.config import validate_key
@@ -23,6 +23,7 @@ from vv_agent.events import ApprovalRequestedEvent, ApprovalResolvedEvent, RunEv
 from vv_agent.results import AgentStatus
 from vv_agent.run_handle import RunHandle
 from vv_agent.runtime.patience import patiently
+from vv_agent.runtime.tail import is_over
 
 INTERRUPTED = "turn interrupted"
 LOST = "the server stopped before the turn ended"

@@ -26,6 +26,10 @@ class State(StrEnum):
     ENDED = "ended"
 
 
+UNFINISHED = frozenset({State.READY, State.CLAIMED, State.PARKED})
+"""The states of a run that did not end."""
+
+
 class ParkReason(StrEnum):
     """Why a run is parked (DESIGN section 3); it also says what makes it go on."""
 

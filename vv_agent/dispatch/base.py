@@ -11,7 +11,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from vv_agent.checkpoint.record import Commit, Filter, Head, Look, ParkReason, State
+from vv_agent.checkpoint.record import UNFINISHED, Commit, Filter, Head, Look, ParkReason, State
 from vv_agent.errors import CannotServe, CheckpointError
 from vv_agent.runtime.advance import Advanced, advance
 from vv_agent.runtime.context import Engine
@@ -193,13 +193,10 @@ def left_below(engine: Engine, key: str) -> list[CycleRecipe]:
 
 def unfinished(engine: Engine, head: Head) -> list[Head]:
     """The records of a run's tree that did not end. This process may use the code of the root's starter for them."""
-    tree = engine.store.find(Filter(root_key=head.root_key, states=_UNFINISHED, limit=10_000))
+    tree = engine.store.find(Filter(root_key=head.root_key, states=UNFINISHED, limit=10_000))
     for one in tree:
         engine.programs.adopt(one.key, one.root_key)
     return list(tree)
-
-
-_UNFINISHED = frozenset({State.READY, State.CLAIMED, State.PARKED})
 
 
 def cannot_serve(key: str, step: Advanced) -> CannotServe:

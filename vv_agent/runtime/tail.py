@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from vv_agent.checkpoint.record import Entry, Head, Seen, State
+from vv_agent.checkpoint.record import Entry, Head, ParkReason, Seen, State
 from vv_agent.checkpoint.store import LISTENS, CheckpointStore, Cursor
 from vv_agent.errors import LASTING_FAULTS, CannotServe, CheckpointError, StoreError, VVAgentError
 from vv_agent.events import RunEvent, make_event
@@ -302,3 +302,9 @@ class _Look:
 def rests(head: Head) -> bool:
     """There is a result: the run ended, or its segment did and it waits for somebody."""
     return head.state is State.ENDED or (head.state is State.PARKED and head.status != "running")
+
+
+def is_over(head: Head) -> bool:
+    """There is a result, and nothing but an answer, a decision or other limits changes it."""
+    waits = head.reason in (ParkReason.INPUT, ParkReason.BUDGET, ParkReason.APPROVAL)
+    return head.state is State.ENDED or (waits and rests(head))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from vv_agent.checkpoint.record import (
+    UNFINISHED,
     Change,
     Claimed,
     End,
@@ -104,7 +105,7 @@ def workers(store: CheckpointStore, queue: str) -> Iterator[Finding]:
 def unserved(store: CheckpointStore) -> Iterator[Finding]:
     """Runs that no worker could serve for ten minutes."""
     now = store.now()
-    heads = store.find(Filter(states=frozenset({State.READY, State.CLAIMED, State.PARKED}), limit=1000))
+    heads = store.find(Filter(states=UNFINISHED, limit=1000))
     stuck = [head for head in heads if label(head, now)]
     if stuck:
         yield problem(
