@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+from tests.scenarios.agents import by_agent
 from vv_agent import Agent, ExecutionMode, NoToolPolicy, RunConfig, Runner, build_default_registry, function_tool
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.testing import ScriptedProvider, call, calls
@@ -44,6 +45,15 @@ def pay(amount: int) -> str:
 careful = Agent(name="careful", instructions="Pay.", tools=[pay], no_tool_policy=NoToolPolicy.FINISH)
 careful_models = ScriptedProvider([call("pay", {"amount": 5}), "Paid."])
 generous, generous_models = careful, ScriptedProvider([calls(("pay", {"amount": 5}), ("pay", {"amount": 7})), "Paid."])
+leading = Agent(name="leading", instructions="Lead.", tools=[careful.as_tool()], no_tool_policy=NoToolPolicy.FINISH)
+leading_models = ScriptedProvider(
+    by_agent(
+        {
+            "Lead.": [call("careful", {"task_description": "pay"}), "All paid."],
+            "Pay.": [call("pay", {"amount": 5}), "Paid."],
+        }
+    )
+)
 LIMITS = {"thrifty": RunBudgetLimits(max_tool_calls=0)}
 
 
@@ -55,7 +65,7 @@ def main() -> None:
     runner = Runner(model_provider=getattr(jobs, f"{job}_models"))
     config = RunConfig(checkpoint_key=key, execution_mode=mode, budget_limits=LIMITS.get(job))
     handle = runner.start(getattr(jobs, job), "Go.", run_config=config)
-    if getattr(jobs, job) is jobs.careful:  # its starter leaves while it waits
+    if getattr(jobs, job) in (jobs.careful, jobs.leading):  # its starter leaves while it waits
         next(event for event in handle.events() if event.type == "approval_requested")
         time.sleep(0.3)
         os._exit(0)

@@ -145,6 +145,15 @@ class RunBudgetLimits(Wire):
             case _:
                 return cast("int | None", getattr(self, f"max_{dimension}"))
 
+    def exceed(self, held: RunBudgetLimits) -> bool:
+        """Some dimension has a higher limit than `held` gives it, or none any more."""
+        mine, theirs = (
+            {**{d: limits.limit(d) for d in BudgetDimension if d is not BudgetDimension.TOOL_CALLS_BY_NAME},
+             **limits.max_tool_calls_by_name}
+            for limits in (self, held)
+        )  # fmt: skip
+        return any(old is not None and ((new := mine.get(name)) is None or new > old) for name, old in theirs.items())
+
     def unit(self, dimension: BudgetDimension) -> str:
         """tokens, calls, milliseconds, or the unit of the host cost."""
         if dimension is BudgetDimension.HOST_COST and self.max_host_cost is not None:

@@ -211,7 +211,7 @@ def decide_approval(
 ) -> bool:
     """Decide on what a run asks for, or asked for: of a request that is over, the same word is accepted again and
     changes nothing (False). Raises `unknown_approval_request`, `already_decided`."""
-    if request_id not in open_approvals(store, key) and (said := _resolved(store, key, request_id)) is not None:
+    if request_id not in open_approvals(store, key) and (said := resolved_approval(store, key, request_id)) is not None:
         if said == decision.action:
             return False
         word = {"deny": "denied", "timeout": "timed out"}.get(said, "allowed")
@@ -221,7 +221,7 @@ def decide_approval(
     return True
 
 
-def _resolved(store: CheckpointStore, key: str, request_id: str) -> str | None:
+def resolved_approval(store: CheckpointStore, key: str, request_id: str) -> str | None:
     """What was decided about a request that is not open any more, by the events of the run and of those below it."""
     for head in (existing(store, key), *store.find(Filter(root_key=key, limit=10_000))):
         reader, after = eventlog.EventReader(Body.unpack(head.body, head.key)), 0
@@ -275,6 +275,26 @@ def limits_of(store: CheckpointStore, head: Head) -> RunBudgetLimits:
             "budget_not_limited", f"run {head.key!r} was started without limits, so there is nothing to raise"
         )
     return RunBudgetLimits.from_wire(wire)
+
+
+def raised(store: CheckpointStore, head: Head, limits: RunBudgetLimits) -> RunBudgetLimits:
+    """The limits, if they are other ones than those that hold, and give a run that has used up its budget more of
+    something; otherwise `budget_limits_invalid`. Also `budget_not_limited`."""
+    held = limits_of(store, head)
+    stopped = head.state is State.PARKED and head.reason is ParkReason.BUDGET
+    if limits == held or (stopped and not limits.exceed(held)):
+        what = "are those that hold already" if limits == held else "give it no more of anything"
+        now = ", ".join(
+            f"{name}={value}" for name, value in held.to_wire().items() if value not in (None, {}) and name in _AMOUNTS
+        )
+        raise ConfigError(
+            "budget_limits_invalid",
+            f"these limits of run {head.key!r} {what}; a limit it has ({now}) must be higher, or be left out",
+        )
+    return limits
+
+
+_AMOUNTS = frozenset(name for name in RunBudgetLimits.model_fields if name.startswith("max_"))
 
 
 def wake(store: CheckpointStore, dispatcher: CycleDispatcher, head: Head, text: str | None) -> None:

@@ -45,9 +45,9 @@ from vv_agent.launch import (
     decide,
     definition_at,
     existing,
-    limits_of,
     new_run,
     open_approvals,
+    raised,
     wake,
 )
 from vv_agent.llm.reference import ModelProvider
@@ -246,11 +246,12 @@ class Runner:
         """Give a run other limits, all of them; what it has used counts on. One whose budget was used up goes on in a
         new segment, by its workers or with `resume`.
 
-        Raises `budget_not_limited` for a run that was started without limits, and `run_finished`.
+        Raises `budget_not_limited` for a run that was started without limits, `budget_limits_invalid` for limits that
+        raise nothing, and `run_finished`.
         """
         home = store or self._store_of_settings()
         head = existing(home, validate_key(key))
-        limits_of(home, head)
+        limits = raised(home, head, limits)
         _, dispatcher = self._means(home)
         posted = home.post(key, budget_signal(f"budget_{head.revision}_{secrets.token_hex(4)}", limits))
         hint(dispatcher, posted.head, home.id)

@@ -74,6 +74,10 @@ def test_a_run_out_of_budget_goes_on_where_it_stopped_once_it_is_raised(
     assert (look_at.head.state, look_at.head.reason) == (State.PARKED, "budget")
     same = runner(tmp_path).resume("k", store=real_store)
     assert same.completion_reason == "budget_exhausted", "nothing was raised yet"
+    for none in ({}, {"max_tool_calls_by_name": {"nosuch": 5}}, {"max_total_tokens": 10**6}):
+        limits = RunBudgetLimits(max_tool_calls=1, **none)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="budget_limits_invalid: these limits of run 'k'"):
+            runner(tmp_path).raise_budget("k", limits, store=real_store)
 
     runner(tmp_path).raise_budget("k", RunBudgetLimits(max_tool_calls=5), store=real_store)
     second = runner(tmp_path).resume("k", store=real_store)

@@ -160,6 +160,10 @@ def test_each_decision_about_a_lost_call_is_carried_out(lost: Shell, decision: l
         assert done.json()["error_code"] == text
         assert done.json()["error"] == f"given up, the outcome of {name} is unknown: who knows"
     says(lost("runs", "reconcile", "fly", name, "--retry"), 1, "run_not_waiting: run 'fly' is")
+    events = [json.loads(line) for line in lost("runs", "events", "fly", "--json").stdout.splitlines()]
+    assert [event["type"] for event in events].count("operation_ambiguous") == 1
+    ends = [event["status"] for event in events if event["type"] == "tool_call_completed"]
+    assert ends == {"--failed": ["error"], "--abort": []}.get(decision[0], ["success"])
 
 
 def test_a_decision_that_cannot_be_is_refused_with_the_right_one(lost: Shell) -> None:
@@ -391,6 +395,8 @@ def test_a_run_out_of_budget_is_given_more_and_goes_on(shell: Shell) -> None:
     says(shell("runs", "raise-budget", "spend", "--calls", "look"), 1, "is not of the form TOOL=N")
     assert shell("resume", "spend").returncode == 1
     says(shell("runs", "raise-budget", "spend"), 1, "there is no limit to raise; give e.g. --total-tokens N")
+    for none in (["--tool-calls", "0"], ["--calls", "nosuch=5"]):
+        says(shell("runs", "raise-budget", "spend", *none), 1, "budget_limits_invalid: these limits of run 'spend'")
     raised = shell("runs", "raise-budget", "spend", "--tool-calls", "3")
     assert raised.stdout == "spend: the new limits are posted; continue with: vv-agent resume spend\n"
     done = shell("resume", "spend")
@@ -453,3 +459,40 @@ def test_commands_for_a_key_that_looks_like_an_option_can_be_copied(shell: Shell
             "-x: the decision is posted; continue with: vv-agent resume -- -x\n",
         )
     assert shell("resume", "--", "-x").returncode == 0
+
+
+def test_who_watches_a_tree_that_asks_reads_how_to_decide(shell: Shell) -> None:
+    assert job(shell, "leading", "lead") == 0
+    shell.until(lambda: shell("runs", "list", "--json").json()[0]["waits_for"] == "children", "it is parked")
+    (asked,) = shell("runs", "show", "lead", "--json").json()["approvals"]
+    request, child = asked["interruption_id"], asked["key"]
+    with shell.terminal("runs", "watch", "lead") as watching:
+        watching.expect(f"vv-agent runs approve lead {request} --deny REASON")
+        assert '[careful]   waits for a yes to pay {"amount": 5}' in watching.text
+        assert "\ncycle 1" in watching.text
+        watching.interrupt()
+        watching.finish()
+    posted = shell("runs", "approve", child, request, "--allow")
+    assert posted.stdout == f"{child}: the decision is posted; continue with: vv-agent resume lead\n"
+    done = shell("resume", "lead")
+    assert done.returncode == 0, done
+    again = shell("runs", "watch", "lead").stdout
+    assert "runs approve" not in again
+    assert again.endswith("completed: All paid.\n")
+
+
+def test_the_events_of_a_tree_are_listed_with_those_below(shell: Shell) -> None:
+    assert job(shell, "leading", "lead") == 0
+    shell.until(lambda: shell("runs", "list", "--json").json()[0]["waits_for"] == "children", "it is parked")
+    (asked,) = shell("runs", "show", "lead", "--json").json()["approvals"]
+    assert shell("runs", "approve", "lead", asked["interruption_id"], "--allow").returncode == 0
+    assert shell("resume", "lead").returncode == 0
+    told = [json.loads(line) for line in shell("runs", "events", "lead", "--all", "--json").stdout.splitlines()]
+    assert [event["type"] for event in told if event["type"].startswith("sub_run")] == [
+        "sub_run_started", "sub_run_completed",
+    ]  # fmt: skip
+    assert (told[-1]["type"], told[-1]["agent_name"]) == ("run_completed", "leading")
+    assert {event["agent_name"] for event in told} == {"leading", "careful"}
+    alone = shell("runs", "events", "lead", "--json").stdout
+    assert "sub_run_completed" not in alone
+    says(shell("runs", "events", "lead", "--all", "--after", "3"), 1, "--after and --all contradict each other")

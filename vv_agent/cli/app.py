@@ -129,12 +129,13 @@ def watch(key: Key, json: Json = False) -> None:
 def events(
     key: Key,
     after: Annotated[int, typer.Option(min=0, help="Only those after this number (column N).")] = 0,
+    below: Annotated[bool, typer.Option("--all", help="Also those of the runs below it.")] = False,
     json: Json = False,
 ) -> None:
     """List a run's saved events (--json: one event a line)."""
     from vv_agent.cli import runs as commands
 
-    raise typer.Exit(commands.events(key, after=after, as_json=json))
+    raise typer.Exit(commands.events(key, after=after, below=below, as_json=json))
 
 
 @runs.command()

@@ -146,10 +146,16 @@ class JsonLines:
 
 
 class Talker:
-    """For people: the model's text as it comes, a line for each step, and each cycle's tokens when it is over."""
+    """For people: the model's text as it comes, a line for each step, and each cycle's tokens when it is over. What is
+    said of a run below begins with its agent's name."""
 
     def __init__(self, out: TextIO, store: CheckpointStore, key: str, *, resumed: bool = False) -> None:
         self._out = out
+        self._store = store
+        self._key = key
+        self._run_id: str | None = None
+        self._speaker = ""
+        """The run whose text is shown."""
         self._meter = Meter(store, key, resumed=resumed)
         self._in_text = False
         self._cycles: set[tuple[str, int | None]] = set()
@@ -160,7 +166,11 @@ class Talker:
         place = (event.run_id, event.cycle_index)
         match event.type:
             case "assistant_delta":
-                self._in_text = True
+                if self._in_text and self._speaker != event.run_id:
+                    self._line("")
+                if not self._in_text:
+                    self._out.write(self._mark(event))
+                self._in_text, self._speaker = True, event.run_id
                 self._heard.add(place)
                 self._out.write(safe(event.delta, lines=True))
                 self._out.flush()
@@ -174,7 +184,18 @@ class Talker:
         if event.type == "run_completed" and event.status.value == "completed" and self._heard:
             line = "completed"  # its text stands above
         if line is not None:
-            self._line(line)
+            self._line(f"{self._mark(event)}{line}")
+
+    def _mark(self, event: RunEvent) -> str:
+        if self._run_id is None:
+            look = self._store.look(self._key)
+            self._run_id = look.head.run_id if look else None
+        below = event.parent_run_id is not None and event.run_id != self._run_id
+        return f"[{safe(event.agent_name or event.run_id)}] " if below else ""
+
+    def say(self, text: str) -> None:
+        """A line that no event tells."""
+        self._line(text)
 
     def end(self) -> None:
         if self._in_text:

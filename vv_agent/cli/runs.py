@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,18 +119,21 @@ def say_next(steps: tuple[Step, ...]) -> None:
             render.say(f"    {step.command}")
 
 
-def events(key: str, *, after: int, as_json: bool) -> int:
-    """The durable events of a run."""
+def events(key: str, *, after: int, below: bool, as_json: bool) -> int:
+    """The durable events of a run; `below`: also of the runs below it, each after its start."""
     from vv_agent.cli.follow import JsonLines
 
+    if below and after:
+        raise ConfigError("usage_invalid", "--after and --all contradict each other: each run has numbers of its own")
     with _store() as (store, _):
-        found = read_events(store, key, after)
+        found = read_events(store, key, after, below=below)
     if as_json:
         out = JsonLines(sys.stdout)
         for _, event in found:
             out.tell(event)
         return 0
-    columns = {"n": "N", "at": "At", "cycle": "Cycle", "type": "Type", "what": "What"}
+    columns = {"n": "N", "at": "At", **({"agent": "Agent"} if below else {})}
+    columns |= {"cycle": "Cycle", "type": "Type", "what": "What"}
     render.table(columns, [_event_row(number, event) for number, event in found])
     return 0
 
@@ -139,7 +143,10 @@ def _event_row(number: int, event: Any) -> dict[str, Any]:
     from vv_agent.cli.text import iso
 
     told = (line_of(event) or "").strip()
-    return {"n": number, "at": iso(event.created_at), "cycle": event.cycle_index, "type": event.type, "what": told}
+    return {
+        "n": number, "at": iso(event.created_at), "agent": event.agent_name, "cycle": event.cycle_index,
+        "type": event.type, "what": told,
+    }  # fmt: skip
 
 
 def watch(key: str, *, as_json: bool) -> int:
@@ -148,12 +155,16 @@ def watch(key: str, *, as_json: bool) -> int:
     from vv_agent.runner import Runner
 
     with _store() as (store, settings):
-        existing(store, key)
+        root = existing(store, key).head.root_key
         handle = Runner(settings=settings).attach(key, store=store)
-        narrator: Narrator = JsonLines(sys.stdout) if as_json else Talker(sys.stdout, store, key)
+        talker = None if as_json else Talker(sys.stdout, store, key)
+        narrator: Narrator = talker or JsonLines(sys.stdout)
         try:
             for event in handle.events():
                 narrator.tell(event)
+                if talker is not None and event.type == "approval_requested" and _still_asks(store, root, event):
+                    for line in _ways_to_decide(root, event.request_id):
+                        talker.say(line)
         except KeyboardInterrupt:
             sys.stderr.write(f"\nno longer watching; the run is not touched. Again: {command('runs', 'watch', key)}\n")
             return 130
@@ -163,6 +174,26 @@ def watch(key: str, *, as_json: bool) -> int:
     if not as_json:
         say_next(view.next)
     return code_of(view)
+
+
+def _still_asks(store: CheckpointStore, root: str, event: Any) -> bool:
+    """Whether a request that was told can be decided. One that is shown as it comes is saved a moment later."""
+    from vv_agent.launch import open_approvals, resolved_approval
+
+    end = time.monotonic() + 2.0
+    while True:
+        if event.request_id in open_approvals(store, root):
+            return True
+        if resolved_approval(store, root, event.request_id) is not None or time.monotonic() >= end:
+            return False
+        time.sleep(0.1)
+
+
+def _ways_to_decide(root: str, request: str) -> Iterator[str]:
+    for why, option in (
+        ("let it", "--allow"), ("and every later call of that tool", "--allow-session"), ("do not", "--deny REASON")
+    ):  # fmt: skip
+        yield f"    {why}: {command('runs', 'approve', root, request, options=option)}"
 
 
 # Telling.
@@ -287,7 +318,7 @@ def raise_budget(
 ) -> int:
     """Put other limits in place of those that are named."""
     from vv_agent.budget import RunBudgetLimits
-    from vv_agent.launch import limits_of
+    from vv_agent.launch import limits_of, raised
     from vv_agent.runtime.inbox import budget_signal
 
     changed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
@@ -302,7 +333,8 @@ def raise_budget(
         if host_cost is not None:
             changed["max_host_cost"] = {**held["max_host_cost"], "amount_microunits": host_cost}
         changed["max_tool_calls_by_name"] = {**held["max_tool_calls_by_name"], **by_name}
-        signal = budget_signal(f"budget_{secrets.token_hex(8)}", RunBudgetLimits(**{**held, **changed}))
+        higher = raised(store, head, RunBudgetLimits(**{**held, **changed}))
+        signal = budget_signal(f"budget_{secrets.token_hex(8)}", higher)
         return _told(_post(store, settings, key, signal), "the new limits are posted", as_json)
 
 
@@ -330,7 +362,7 @@ def _parked(store: CheckpointStore, key: str, reason: ParkReason, what: str) -> 
         raise CheckpointError(
             "already_decided",
             f"run {key!r} has been told something already, and the first word counts; it goes on with that: "
-            f"{command('resume', key)}",
+            f"{command('resume', head.root_key)}",
         )
     if head.state is not State.PARKED or head.reason is not reason:
         stands = f"waits for: {head.reason}" if head.state is State.PARKED else f"is {head.status}"
@@ -365,10 +397,10 @@ def _told(view: View, said: str, as_json: bool) -> int:
         render.say(f"{view.head.key}: {said}")
     elif view.served or view.holder_alive:
         render.say(
-            f"{view.head.key}: {said}; it goes on by itself. Watch it: {command('runs', 'watch', view.head.key)}"
+            f"{view.head.key}: {said}; it goes on by itself. Watch it: {command('runs', 'watch', view.head.root_key)}"
         )
     else:
-        render.say(f"{view.head.key}: {said}; continue with: {command('resume', view.head.key)}")
+        render.say(f"{view.head.key}: {said}; continue with: {command('resume', view.head.root_key)}")
     return 0
 
 

@@ -229,18 +229,18 @@ def _next(view: View) -> Sequence[Step]:
     if head.state is State.PARKED:
         return _of_parked(view)
     if view.unread and not view.served and not view.holder_alive:
-        go_on = Step("a decision, answer or cancel is posted; carry it out here", command("resume", head.key))
+        go_on = Step("a decision, answer or cancel is posted; carry it out here", command("resume", head.root_key))
         return (*_approvals(head.key, view.approvals), go_on)
     if label(head, view.now):
         return (
             Step(f"no worker can serve it ({head.refusal}); correct that and start one", _worker(head)),
-            Step("or go on where its code can be loaded", command("resume", head.key)),
+            Step("or go on where its code can be loaded", command("resume", head.root_key)),
         )
     if view.holder_alive:
         return (Step("a process works on it; watch it", command("runs", "watch", head.key)),)
     if view.served:
         return (Step("workers go on with it; watch it", command("runs", "watch", head.key)),)
-    mine = Step("nobody works on it; go on here", command("resume", head.key))
+    mine = Step("nobody works on it; go on here", command("resume", head.root_key))
     return (mine,) if head.queue is None else (Step("no worker of its queue runs; start one", _worker(head)), mine)
 
 
@@ -350,17 +350,22 @@ def timeline(events: Sequence[Any]) -> list[tuple[str, str]]:
     return [(iso(event.created_at), text) for event, text in told if text is not None]
 
 
-def read_events(store: CheckpointStore, key: str, after: int = 0) -> list[tuple[int, Any]]:
-    """The durable events of a run after an entry's number, each with the number of its entry."""
+def read_events(store: CheckpointStore, key: str, after: int = 0, *, below: bool = False) -> list[tuple[int, Any]]:
+    """The durable events of a run after an entry's number, each with the number of its entry; `below`: and those of
+    the runs below it, where they begin."""
     from vv_agent.runtime.body import Body
     from vv_agent.runtime.eventlog import EventReader
 
     head = existing(store, key).head
     reader = EventReader(Body.unpack(head.body, key))
     found: list[tuple[int, Any]] = []
+    begun: set[str] = set()
     at = 0
     while entries := store.entries(key, at):
-        for entry in entries:
-            found += [(entry.seq, numbered.event) for numbered in reader.feed(entry) if entry.seq > after]
+        for seq, numbered in ((entry.seq, n) for entry in entries for n in reader.feed(entry) if entry.seq > after):
+            found.append((seq, numbered.event))
+            if below and numbered.below is not None and numbered.below not in begun:
+                begun.add(numbered.below)
+                found += read_events(store, numbered.below, below=True)
         at = entries[-1].seq
     return found

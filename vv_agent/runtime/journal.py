@@ -20,6 +20,7 @@ from vv_agent.checkpoint.record import Progress
 from vv_agent.checkpoint.request import operation_request, request_digest
 from vv_agent.errors import CheckpointError, LlmError, VVAgentError
 from vv_agent.runtime import model_call
+from vv_agent.runtime.eventlog import declared_ref
 from vv_agent.runtime.output import Stop, failed
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.tool_context import CallState, parsed, tool_context
@@ -236,8 +237,31 @@ def _recover_tool(run: Run, position: int, unresolved: list[dict[str, Any]], *, 
     if (stop := _apply(run, name, entry, recovery, unresolved)) is not None:
         return stop
     if recovery.action is RecoveryAction.REPLAY:
-        run.log(["t", run.cycle, position, _receipt(run, position, recovery.entry)])
+        receipt = _receipt(run, position, recovery.entry)
+        run.log(["t", run.cycle, position, receipt])
+        completed(run, position, receipt, started=True)
     return None
+
+
+def completed(
+    run: Run, position: int, result: Mapping[str, Any], *, started: bool, duration_ms: int | None = None
+) -> None:
+    """Tell that a call has its result; without a duration when nobody measured it."""
+    assert run.turn is not None
+    call = run.turn.call(position)
+    declared = run.program.declared(call.name)
+    run.emit(
+        "tool_call_completed",
+        refs=declared_ref(declared),
+        tool_call_id=call.id,
+        tool_name=call.name,
+        status=result["status_code"].lower(),
+        directive=result["directive"],
+        error_code=result.get("error_code"),
+        execution_started=started,
+        duration_ms=duration_ms,
+        tool_metadata=declared,
+    )
 
 
 def _seen_done(run: Run, position: int, entry: Mapping[str, Any]) -> bool:
@@ -325,13 +349,17 @@ def _apply(
 ) -> Stop | None:
     """Show a recovery's events, put its state into the journal; a Stop when the run is aborted."""
     after = recovery.entry
+    said = (
+        "told" in entry and recovery.action is not RecoveryAction.PARK
+    )  # when the run began to wait for this decision
     for event in recovery.events:
-        _show(run, event, recovery)
+        if event != "operation_ambiguous" or not said:
+            _show(run, event, recovery)
     match recovery.action:
         case RecoveryAction.PARK:
             observation = recovery.observation
             assert observation is not None
-            run.note(name, {**entry, "state": "ambiguous"})
+            run.note(name, {**entry, "state": "ambiguous", "told": True})
             unresolved.append(observation.to_wire())
         case RecoveryAction.ABORT:
             run.note(name, {**entry, "state": "ambiguous"})
@@ -340,7 +368,8 @@ def _apply(
             run.observe(recovery.observation.to_wire())
             return failed(f"given up, the outcome of {name} is unknown: {recovery.given_up.message}", ABORT_CODE)
         case RecoveryAction.CALL:
-            run.note(name, {**entry, "state": "planned", "attempt": after.attempt})
+            kept = {field: value for field, value in entry.items() if field != "told"}
+            run.note(name, {**kept, "state": "planned", "attempt": after.attempt})
         case RecoveryAction.REPLAY:
             run.note(name, None)
     return None

@@ -98,15 +98,14 @@ class Followed:
 
     def _pass_on(self, item: Numbered) -> None:
         place = (item.cycle, item.attempt, item.n)
-        if place in self.shown:
-            return
-        self.shown.add(place)
-        if self.ended and not self.alone and (self.held or item.event.type in _ENDS):
-            self.held.append(item.event)
-            return
-        self.release()
-        self.sink.put(item.event)
-        if item.below is not None and item.below not in self.begun:
+        if place not in self.shown:
+            self.shown.add(place)
+            if self.ended and not self.alone and (self.held or item.event.type in _ENDS):
+                self.held.append(item.event)
+                return
+            self.release()
+            self.sink.put(item.event)
+        if item.below is not None and item.below not in self.begun:  # only a durable item names it
             self.begun.add(item.below)
             self.begins(item.below)
 

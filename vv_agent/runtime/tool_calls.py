@@ -465,19 +465,7 @@ def _complete(run: Run, position: int, outcome: Outcome) -> None:
     ends_run = reason is not None and result.directive is ToolDirective.FINISH
     wire = storable(result.to_wire())
     run.log(["t", run.cycle, position, wire, *([reason] if ends_run else [])])
-    declared = run.program.declared(call.name)
-    run.emit(
-        "tool_call_completed",
-        refs=declared_ref(declared),
-        tool_call_id=call.id,
-        tool_name=call.name,
-        status=wire["status_code"].lower(),
-        directive=wire["directive"],
-        error_code=wire.get("error_code"),
-        execution_started=outcome.duration_ms is not None,
-        duration_ms=outcome.duration_ms,
-        tool_metadata=declared,
-    )
+    journal.completed(run, position, wire, started=outcome.duration_ms is not None, duration_ms=outcome.duration_ms)
 
 
 def _directed(result: ToolExecutionResult) -> ToolExecutionResult:
