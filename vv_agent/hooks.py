@@ -186,6 +186,11 @@ def _bytes(limit: int) -> AfterValidator:
     return AfterValidator(check)
 
 
+def faults_of(error: ValidationError) -> str:
+    """Each field that is wrong, and why."""
+    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+
+
 class AfterCycleStop(Wire):
     """Why a hook ends the run: the error is `code: message`."""
 
@@ -210,17 +215,25 @@ class AfterCycleDecision(Wire):
 
     @classmethod
     def go_on(cls, *, disallow_tools: Sequence[str] = ()) -> AfterCycleDecision:
-        return cls(disallow_tools=tuple(disallow_tools))
+        return cls._made(disallow_tools=disallow_tools)
 
     @classmethod
     def steer(cls, *messages: str, disallow_tools: Sequence[str] = ()) -> AfterCycleDecision:
         """Another cycle, which begins with these messages; only where the snapshot's outcome allows it."""
-        return cls(action=AfterCycleAction.STEER, steering_messages=messages, disallow_tools=tuple(disallow_tools))
+        return cls._made(action=AfterCycleAction.STEER, steering_messages=messages, disallow_tools=disallow_tools)
 
     @classmethod
     def stop_non_success(cls, code: str, message: str) -> AfterCycleDecision:
         """End the run as failed."""
-        return cls(action=AfterCycleAction.STOP_NON_SUCCESS, stop=AfterCycleStop(code=code, message=message))
+        return cls._made(action=AfterCycleAction.STOP_NON_SUCCESS, stop={"code": code, "message": message})
+
+    @classmethod
+    def _made(cls, **values: Any) -> AfterCycleDecision:
+        """`ConfigError` `after_cycle_decision_invalid` that names what is wrong."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError("after_cycle_decision_invalid", f"the decision is wrong: {faults_of(error)}") from None
 
     @model_validator(mode="after")
     def _fits_its_action(self) -> AfterCycleDecision:

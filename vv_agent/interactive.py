@@ -28,6 +28,7 @@ from vv_agent.results import AgentStatus
 from vv_agent.run_handle import RunHandle
 from vv_agent.runner import Runner
 from vv_agent.runtime.inbox import said
+from vv_agent.sessions.base import decode_item, encode_item
 from vv_agent.sessions.memory import MemorySession
 
 if TYPE_CHECKING:
@@ -349,11 +350,24 @@ class AgentSession:
     # Changing.
 
     def replace_messages(self, messages: Sequence[Message]) -> None:
-        """Write another history, also in the storage; only while no turn is under way."""
+        """Write another history, also in the storage; only while no turn is under way.
+
+        What cannot be stored is refused before the old one is touched (`session_item_invalid`); when the storage fails
+        in between, the old one is written back.
+        """
+        if isinstance(messages, str) or not isinstance(messages, Sequence):
+            raise ConfigError("session_item_invalid", f"a history is a list of Message, not {messages!r}")
+        after = [decode_item(encode_item(message)) for message in messages]
         with self._lock:
             self._check_idle()
+            before = self._session.get_items()
             self._session.clear()
-            self._session.add_items(list(messages))
+            try:
+                self._session.add_items(after)
+            except BaseException:
+                self._session.clear()
+                self._session.add_items(before)
+                raise
             self._waiting = None
 
     def replace_shared_state(self, shared_state: Mapping[str, Any]) -> None:

@@ -151,18 +151,19 @@ class RunHandle:
         """Decide on a tool call that waits; the decision is durable once this returns, and counts once.
 
         Raises `ConfigError`: `unknown_approval_request` for an id the run did not ask about, `already_decided` when
-        another decision came first.
+        another decision came first; `RunFinished` when the run ended already.
         """
         if not isinstance(decision, ApprovalDecision):
             raise ConfigError("approval_invalid", f"{decision!r} is no decision; use e.g. ApprovalDecision.allow()")
         kinds = ApprovalRequestedEvent | ApprovalResolvedEvent
         events = [event for event in self._feed.events if isinstance(event, kinds)]
         seen = [event for event in events if event.request_id == request_id]
-        if seen and all(isinstance(event, ApprovalRequestedEvent) for event in seen):  # it may not be saved yet
-            key, digest = self._asked(request_id)
-            self._decide(key, approval_signal(request_id, decision, digest))
-        elif decide_approval(self._engine.store, self._dispatcher, self.checkpoint_key, request_id, decision):
-            self._engine.keeper.poke(self.checkpoint_key)
+        with self._unless_gone():
+            if seen and all(isinstance(event, ApprovalRequestedEvent) for event in seen):  # it may not be saved yet
+                key, digest = self._asked(request_id)
+                self._decide(key, approval_signal(request_id, decision, digest))
+            elif decide_approval(self._engine.store, self._dispatcher, self.checkpoint_key, request_id, decision):
+                self._engine.keeper.poke(self.checkpoint_key)
 
     def steer(self, message: str) -> None:
         """Say something before the run's next model call; tool calls of its batch that were not begun are skipped.
@@ -180,13 +181,19 @@ class RunHandle:
         self._say(follow_up_signal(f"follow_up_{secrets.token_hex(8)}", message))
 
     def _say(self, signal: Signal) -> None:
-        try:
+        with self._unless_gone():
             self._engine.store.post(self.checkpoint_key, signal)
+        self._engine.keeper.poke(self.checkpoint_key)
+
+    @contextlib.contextmanager
+    def _unless_gone(self) -> Iterator[None]:
+        """`RunFinished` for a run in memory that is gone since it ended."""
+        try:
+            yield
         except CheckpointError as error:
-            if error.code != "checkpoint_not_found":  # a run in memory is gone once it ended
+            if error.code != "checkpoint_not_found":
                 raise
             raise RunFinished(self.checkpoint_key) from None
-        self._engine.keeper.poke(self.checkpoint_key)
 
     def resume(self, state_or_token: RunState | str | None = None, payload: str | None = None) -> RunHandle:
         """Go on with a run that waits, this one or that of a state or key, with the runner that made this handle; see

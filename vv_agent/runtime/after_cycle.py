@@ -12,6 +12,7 @@ from vv_agent.hooks import (
     AfterCycleDecision,
     AfterCycleSnapshot,
     NativeCycleOutcome,
+    faults_of,
 )
 from vv_agent.runtime import control, hooks
 from vv_agent.runtime.control import HookFailed
@@ -54,8 +55,7 @@ def _asked(run: Run, outcome: NativeCycleOutcome, remaining: int) -> AfterCycleD
                 break
         return merged(decisions)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-        raise HookFailed(INVALID_CODE, f"an after-cycle hook gave what is no decision: {faults}") from None
+        raise HookFailed(INVALID_CODE, f"an after-cycle hook gave what is no decision: {faults_of(error)}") from None
 
 
 def _read(given: object) -> AfterCycleDecision:
