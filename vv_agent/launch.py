@@ -106,8 +106,9 @@ def admit_run(engine: Engine, program: Program, new: NewRun, policy: ResumePolic
 def _readmit(engine: Engine, program: Program, head: Head, policy: ResumePolicy) -> Admitted:
     ended = head.reason in (ParkReason.INPUT, ParkReason.BUDGET, ParkReason.APPROVAL) and rests(head)
     over = head.state is State.ENDED or (head.state is State.PARKED and ended)
-    stored = program if over else _stored_program(engine.store, head.definition, program)
-    admission = admit(policy, head.key, present=True, terminal=over, same_definition=stored is not None)
+    stored = program if head.state is State.ENDED else _stored_program(engine.store, head.definition, program)
+    replayed = over and stored is not None
+    admission = admit(policy, head.key, present=True, terminal=replayed, same_definition=stored is not None)
     if admission is Admission.RECOVER:
         check_journal(engine.store, head.key)
     if admission is Admission.RECOVER and rests(head):
