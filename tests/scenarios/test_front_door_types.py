@@ -194,3 +194,10 @@ def test_a_key_whose_run_waits_takes_no_other_run(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="checkpoint_definition_mismatch"):
             runner.run_sync(who, text, run_config=config)
     assert runner.run_sync(asking, "go", run_config=config).status == "wait_user"
+
+
+def test_a_denial_on_the_command_line_needs_a_reason() -> None:
+    from vv_agent.cli import runs
+
+    with pytest.raises(ConfigError, match="usage_invalid: --deny needs a reason"):
+        runs.approve("k", "approval_1", allow=False, allow_session=False, deny=" ", as_json=False)
