@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import update_wrapper, wraps
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 from vv_agent.errors import ConfigError
 
@@ -47,3 +47,42 @@ def only_known(code: str) -> Callable[[type[T]], type[T]]:
         return kind
 
     return decorate
+
+
+class Kind(NamedTuple):
+    """What an option must be, in words, and whether a value is that."""
+
+    what: str
+    fits: Callable[[Any], bool]
+
+
+def having(what: str, *names: str) -> Kind:
+    """An object (no class) that has these."""
+    return Kind(what, lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in names))
+
+
+def either(*kinds: Kind) -> Kind:
+    return Kind(" or ".join(kind.what for kind in kinds), lambda value: any(kind.fits(value) for kind in kinds))
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list | tuple | set | frozenset) and all(isinstance(one, str) for one in value)
+
+
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+TEXTS = Kind("a list of texts", _texts)
+LIST = Kind("a list", lambda value: isinstance(value, list | tuple))
+MAPPING = Kind("a mapping", lambda value: isinstance(value, Mapping))
+FUNCTION = Kind("a function", callable)
+MODEL = either(TEXT, having("a ModelRef", "model"))
+MODEL_SETTINGS = having("ModelSettings(...)", "merged", "to_wire")
+MODEL_PROVIDER = either(having("a ModelProvider such as VvLlmModelProvider", "resolve", "client"), TEXT)
+TOOL_POLICY = having("ToolPolicy(...)", "denies")
+
+
+def check_kinds(code: str, owner: str, values: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+    """`ConfigError` for the first value that is not None and not what it must be."""
+    for name, kind in kinds.items():
+        value = values.get(name)
+        if value is not None and not kind.fits(value):
+            raise ConfigError(code, f"{name} of {owner} must be {kind.what}, not {value!r}")

@@ -9,7 +9,21 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from vv_agent._facade import only_known
+from vv_agent._facade import (
+    FUNCTION,
+    LIST,
+    MAPPING,
+    MODEL,
+    MODEL_SETTINGS,
+    TEXT,
+    TEXTS,
+    TOOL_POLICY,
+    Kind,
+    check_kinds,
+    either,
+    having,
+    only_known,
+)
 from vv_agent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,12 +74,19 @@ class Handoff:
             raise ConfigError("agent_invalid", f"a hand-off goes to an Agent, not to {self.agent!r}")
         if not self.tool_name:
             slug = re.sub(r"[^A-Za-z0-9_]+", "_", self.agent.name).strip("_").lower()
-            object.__setattr__(self, "tool_name", f"transfer_to_{slug or 'agent'}")
+            object.__setattr__(self, "tool_name", f"transfer_to_{slug or 'agent'}"[:64])
+        check_tool_name(self.tool_name)
 
     @property
     def shown_description(self) -> str:
         """What the model reads."""
         return self.description or f"Transfer the conversation to {self.agent.name}."
+
+
+def check_tool_name(name: str) -> None:
+    """Refuse a name that model providers refuse."""
+    if not isinstance(name, str) or not re.fullmatch("[A-Za-z0-9_-]{1,64}", name):
+        raise ConfigError("tool_invalid", f"tool name {name!r} must be 1 to 64 letters of ASCII, digits, _ or -")
 
 
 def handoff(
@@ -75,6 +96,7 @@ def handoff(
     return Handoff(agent, description, tool_name, metadata or {})
 
 
+@only_known("sub_agent_invalid")
 @dataclass(frozen=True)
 class SubAgentConfig:
     """An agent to whom a run may give work with the tool `create_sub_task`.
@@ -103,6 +125,7 @@ class SubAgentConfig:
             )
             if not fits or (name == "max_cycles" and value < 0):
                 raise ConfigError("sub_agent_invalid", f"{name} of a sub-agent must be {_kind(kind)}, not {value!r}")
+        check_kinds("sub_agent_invalid", "a sub-agent", vars(self), _SUB_AGENT_LISTS)
         object.__setattr__(self, "model", trimmed(self.model))
         object.__setattr__(self, "backend", trimmed(self.backend or "") or None)
         object.__setattr__(self, "exclude_tools", tuple(self.exclude_tools))
@@ -134,6 +157,21 @@ _SUB_AGENT_TYPES: dict[str, Any] = {
     "model": str, "description": str, "backend": str, "system_prompt": str, "max_cycles": int,
     "exclude_tools": (list, tuple), "metadata": Mapping, "denied_side_effects": (list, tuple),
     "denied_capability_tags": (list, tuple), "deny_terminal_tools": bool, "denied_cost_dimensions": (list, tuple),
+}  # fmt: skip
+
+
+def _side_effects(given: Any) -> bool:
+    from vv_agent.tool_metadata import ToolSideEffect
+
+    return TEXTS.fits(given) and set(given) <= {effect.value for effect in ToolSideEffect}
+
+
+_SUB_AGENT_LISTS = {
+    "exclude_tools": TEXTS, "denied_capability_tags": TEXTS, "denied_cost_dimensions": TEXTS,
+    "denied_side_effects": Kind(
+        "a list of none, read, write, execute, network, external, unknown",
+        lambda given: not given or _side_effects(given),
+    ),
 }  # fmt: skip
 
 
@@ -190,10 +228,15 @@ class Agent:
             raise ConfigError(
                 "agent_invalid", f"tool_use_behavior {self.tool_use_behavior!r} is not one of {', '.join(_BEHAVIORS)}"
             )
+        check_kinds("agent_invalid", f"agent {self.name!r}", vars(self), _AGENT_KINDS)
         self._check_tools()
         check_max_cycles(self.max_cycles)
         if self.no_tool_policy is not None:
-            self.no_tool_policy = NoToolPolicy(self.no_tool_policy)
+            try:
+                self.no_tool_policy = NoToolPolicy(self.no_tool_policy)
+            except ValueError:
+                what = f"no_tool_policy {self.no_tool_policy!r} is not one of {', '.join(NoToolPolicy)}"
+                raise ConfigError("agent_invalid", what) from None
         self.sub_agents = _sub_agents(self.sub_agents) if self.sub_agents else {}
 
     @property
@@ -241,16 +284,34 @@ class Agent:
         """The instructions as text; a function is called with the run's context and this agent."""
         if isinstance(self.instructions, str):
             return self.instructions
-        text = self.instructions(run_context or RunContext(run_id="", agent_name=self.name), self)
+        try:
+            text = self.instructions(run_context or RunContext(run_id="", agent_name=self.name), self)
+        except Exception as error:  # the host's own code
+            what = f"the instructions function of agent {self.name!r} failed: {type(error).__name__}: {error}"
+            raise ConfigError("agent_invalid", what) from error
         if not isinstance(text, str) or not text.strip():
             raise ConfigError("agent_invalid", f"the instructions function of agent {self.name!r} gave no text")
         return text
+
+
+_AGENT_KINDS = {
+    "instructions": either(TEXT, FUNCTION), "model": MODEL, "model_settings": MODEL_SETTINGS,
+    "tool_policy": TOOL_POLICY, "metadata": MAPPING, "sub_agents": MAPPING, "stop_at_tool_names": TEXTS,
+    "hooks": LIST, "input_guardrails": LIST, "output_guardrails": LIST,
+    "output_validation": having("OutputValidation(...)", "validator", "repair"),
+    "handoffs": Kind(
+        "a list of agents or hand-offs",
+        lambda given: LIST.fits(given) and all(isinstance(one, Agent | Handoff) for one in given),
+    ),
+}  # fmt: skip
 
 
 def _sub_agents(given: Mapping[str, SubAgentConfig]) -> dict[str, SubAgentConfig]:
     """Copies under their trimmed ids."""
     found: dict[str, SubAgentConfig] = {}
     for given_name, config in given.items():
+        if not isinstance(given_name, str):
+            raise ConfigError("agent_invalid", f"the id of a sub-agent must be a text, not {given_name!r}")
         name = trimmed(given_name)
         if not name:
             raise ConfigError("agent_invalid", "sub-agent id cannot be empty")

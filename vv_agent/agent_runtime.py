@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vv_agent._facade import only_known
 from vv_agent.agent import Agent, NoToolPolicy
 from vv_agent.config import BeforeCycleMessages, InterruptionMessages, RunConfig
 from vv_agent.errors import ConfigError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from vv_agent.workspace import WorkspaceBackend
 
 
+@only_known("run_config_invalid")
 @dataclass(frozen=True, kw_only=True)
 class AgentTask:
     """What is to be done, and by which model. `exclude_tools` are tools of the registry that are not offered;
@@ -85,6 +87,10 @@ class AgentRuntime:
 
     def run(self, task: AgentTask, controls: RuntimeRunControls | None = None) -> AgentResult:
         """Run a task and wait; raises what `Runner.run_sync` raises."""
+        if not isinstance(task, AgentTask):
+            raise ConfigError("run_config_invalid", f"a runtime runs an AgentTask(...), not {task!r}")
+        if controls is not None and not isinstance(controls, RuntimeRunControls):
+            raise ConfigError("run_config_invalid", f"controls must be RuntimeRunControls(...), not {controls!r}")
         registry = self._registry
         given = controls or RuntimeRunControls()
         config = RunConfig(

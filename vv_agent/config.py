@@ -10,7 +10,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vv_agent._facade import only_known
+from vv_agent._facade import (
+    FUNCTION,
+    LIST,
+    MODEL,
+    MODEL_PROVIDER,
+    MODEL_SETTINGS,
+    TOOL_POLICY,
+    Kind,
+    check_kinds,
+    having,
+    only_known,
+)
 from vv_agent.agent import MAX_CYCLES, Agent, NoToolPolicy, check_max_cycles
 from vv_agent.errors import ConfigError
 
@@ -134,6 +145,7 @@ class RunConfig:
         if self.session is not None and (isinstance(self.session, type) or not _can(self.session, "get_items")):
             raise ConfigError("session_invalid", f"{self.session!r} is no Session; use e.g. SqliteSession(path, id)")
         _check_kinds(self)
+        check_kinds("run_config_invalid", "RunConfig", vars(self), _KINDS)
         object.__setattr__(self, "tracing", check_tracing(self.tracing))
         for name, method, example in _OBJECTS:
             value = getattr(self, name)
@@ -158,6 +170,16 @@ _OBJECTS = (
     ("event_store", "replay", "a RunEventStore, e.g. JsonlRunEventStore(path)"),
 )  # fmt: skip
 """Options that are objects, with a method each of them has."""
+
+_MESSAGE = having("a Message", "role", "to_wire")
+_KINDS = {
+    "interruption_messages": FUNCTION, "before_cycle_messages": FUNCTION, "stream": FUNCTION,
+    "tool_registry_factory": FUNCTION, "memory_providers": LIST, "hooks": LIST, "after_cycle_hooks": LIST,
+    "reconciliation_provider": having("a ReconciliationProvider", "reconcile"),
+    "cancellation_token": having("a CancellationToken", "cancel", "on_cancel"), "tool_policy": TOOL_POLICY,
+    "model": MODEL, "model_provider": MODEL_PROVIDER, "model_settings": MODEL_SETTINGS,
+    "initial_messages": Kind("a list of Message", lambda given: LIST.fits(given) and all(map(_MESSAGE.fits, given))),
+}  # fmt: skip
 
 
 def _check_kinds(config: RunConfig) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from vv_agent._facade import only_known
 from vv_agent._wire import LAX, Wire
 from vv_agent.agent import RunContext
 from vv_agent.errors import ConfigError, VVAgentError
@@ -344,6 +345,7 @@ OutputValidator: TypeAlias = Callable[[Any, OutputValidationContext], "Answer[Ou
 OutputRepair: TypeAlias = Callable[[OutputRepairRequest], "str | Awaitable[str]"]
 
 
+@only_known("output_validation_invalid")
 @dataclass(frozen=True, kw_only=True)
 class OutputValidation:
     """Checks the output of a completed run, and has it repaired once.

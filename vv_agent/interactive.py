@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vv_agent._facade import FUNCTION, MAPPING, TEXT, Kind, check_kinds, having
 from vv_agent.agent import Agent
 from vv_agent.approvals import ApprovalDecision
 from vv_agent.config import RunConfig
@@ -96,6 +97,8 @@ class InteractiveAgentClient:
     """
 
     def __init__(self, runner: Runner | None = None, *, run_config: RunConfig | None = None) -> None:
+        given = {"runner": runner, "run_config": run_config}
+        check_kinds("run_config_invalid", "InteractiveAgentClient", given, _CLIENT)
         self._runner = runner or Runner()
         self._config = run_config or RunConfig()
         checkpoint = self._config.checkpoint_config
@@ -114,8 +117,23 @@ class InteractiveAgentClient:
         session: Session | None = None,
     ) -> AgentSession:
         """A session that is idle. `session_id_mismatch` when the id is not that of the storage."""
+        if not isinstance(agent, Agent):
+            raise ConfigError("run_config_invalid", f"agent of a session must be an Agent, not {agent!r}")
+        given = {"shared_state": shared_state, "session": session, "session_id": session_id}
+        check_kinds("session_invalid", "create_session", given, _SESSION)
         options = AgentSessionOptions(agent, workspace, shared_state or {}, session_id, session)
         return AgentSession(self._runner, options, self._config)
+
+
+_CLIENT = {
+    "runner": Kind("a Runner", lambda given: isinstance(given, Runner)),
+    "run_config": Kind("RunConfig(...)", lambda given: isinstance(given, RunConfig)),
+}
+_SESSION = {
+    "shared_state": MAPPING,
+    "session": having("a Session, e.g. SqliteSession(path, id)", "session_id", "get_items", "add_items", "clear"),
+    "session_id": TEXT,
+}
 
 
 class AgentSession:
@@ -341,6 +359,7 @@ class AgentSession:
     ) -> AgentSessionSubscription:
         """Events from here on: given to the listener in the thread of the turn (its errors are its own), or read from
         the subscription, which keeps `capacity` of them."""
+        check_kinds("session_invalid", "subscribe", {"listener": listener}, {"listener": FUNCTION})
         subscription = AgentSessionSubscription(self, listener, capacity)
         with self._lock:
             self._check_open()
@@ -372,6 +391,8 @@ class AgentSession:
 
     def replace_shared_state(self, shared_state: Mapping[str, Any]) -> None:
         """Begin the next turn with another state; only while no turn is under way."""
+        if not isinstance(shared_state, Mapping):
+            raise ConfigError("session_invalid", f"shared state must be a mapping, not {shared_state!r}")
         with self._lock:
             self._check_idle()
             self._shared_state, self._waiting = deepcopy(dict(shared_state)), None

@@ -105,8 +105,9 @@ def admit_run(engine: Engine, program: Program, new: NewRun, policy: ResumePolic
 
 def _readmit(engine: Engine, program: Program, head: Head, policy: ResumePolicy) -> Admitted:
     over = is_over(head)
-    stored = program if over else _stored_program(engine.store, head.definition, program)
-    admission = admit(policy, head.key, present=True, terminal=over, same_definition=stored is not None)
+    stored = program if head.state is State.ENDED else _stored_program(engine.store, head.definition, program)
+    replayed = over and stored is not None
+    admission = admit(policy, head.key, present=True, terminal=replayed, same_definition=stored is not None)
     if admission is Admission.RECOVER:
         check_journal(engine.store, head.key)
     if admission is Admission.RECOVER and rests(head):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vv_agent import process, references
-from vv_agent._facade import on_class_too
+from vv_agent._facade import MODEL_PROVIDER, check_kinds, on_class_too
 from vv_agent._loop import awaited_on
 from vv_agent.agent import Agent, RunContext
 from vv_agent.approvals import ApprovalDecision
@@ -39,6 +39,7 @@ from vv_agent.following import (
     show_open_approvals,
     tracer_of,
 )
+from vv_agent.hooks import hooks_of
 from vv_agent.launch import (
     admit_run,
     check_journal,
@@ -95,6 +96,10 @@ class Runner:
         settings: Settings | None = None,
     ) -> None:
         check_workspace(workspace)
+        check_kinds(
+            "run_config_invalid", "Runner", {"model_provider": model_provider}, {"model_provider": MODEL_PROVIDER}
+        )
+        _check_config(default_run_config, "default_run_config")
         self._provider = model_provider
         self._workspace = workspace
         self._default = default_run_config
@@ -326,7 +331,9 @@ class Runner:
             raise ConfigError("run_config_invalid", f"a run needs an Agent, not {type(agent).__name__}")
         if not isinstance(text, str):
             raise ConfigError("run_config_invalid", f"the input of a run is text, not {type(text).__name__}")
+        _check_config(run_config, "run_config")
         config = effective_config(agent, self._default, run_config)
+        hooks_of(agent, config)
         settings = self._read_settings()
         mode, backend_given = _mode(config)
         checkpoint = self._checkpoint(config, mode)
@@ -414,6 +421,11 @@ class Runner:
 
 class ConfiguredRunner(Runner):
     """What `Runner.configured` gives: a runner with a default config of its own."""
+
+
+def _check_config(config: RunConfig | None, name: str) -> None:
+    if config is not None and not isinstance(config, RunConfig):
+        raise ConfigError("run_config_invalid", f"{name} must be RunConfig(...), not {config!r}")
 
 
 def _mode(config: RunConfig) -> tuple[ExecutionMode, Backend | None]:

@@ -302,6 +302,8 @@ def approve(key: str, request: str, *, allow: bool, allow_session: bool, deny: s
 
     if [allow, allow_session, deny is not None].count(True) != 1:
         raise ConfigError("usage_invalid", "give exactly one of --allow, --allow-session, --deny REASON")
+    if deny is not None and not deny.strip():
+        raise ConfigError("usage_invalid", "--deny needs a reason, which the model reads; give --deny 'too expensive'")
     if deny is not None:
         decision = ApprovalDecision.deny(deny)
     else:

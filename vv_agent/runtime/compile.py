@@ -458,7 +458,11 @@ def _policy(config: RunConfig | None) -> ToolPolicy | None:
 
 def _registry(config: RunConfig) -> ToolRegistry:
     """The registry of the config's factory, else a new one with the built-in tools."""
-    registry = (config.tool_registry_factory or build_default_registry)()
+    try:
+        registry = (config.tool_registry_factory or build_default_registry)()
+    except Exception as error:  # the host's own code
+        what = f"tool_registry_factory failed: {type(error).__name__}: {error}"
+        raise ConfigError("run_config_invalid", what) from error
     if not isinstance(registry, ToolRegistry):
         raise ConfigError("run_config_invalid", f"tool_registry_factory gave {registry!r}, not a ToolRegistry")
     return registry

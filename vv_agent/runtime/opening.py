@@ -13,6 +13,7 @@ from vv_agent.config import RunConfig
 from vv_agent.context import ContextFragment, ContextProvider, ContextRequest
 from vv_agent.definition import RunDefinition
 from vv_agent.errors import ConfigError, VVAgentError
+from vv_agent.hooks import GuardrailResult
 from vv_agent.prompt.sections import SEPARATOR, assemble_fragments
 from vv_agent.prompt.system import skills_block, sub_agents_block
 from vv_agent.prompt.texts import DEFAULT_LANGUAGE
@@ -105,10 +106,12 @@ def admitted_input(
     for guardrail in guardrails:
         try:
             verdict = awaited(guardrail.check(context, text))
-            allows = verdict is None or verdict.action == "allow"
         except (Exception, SystemExit) as error:
             raise InputBlocked(*_told(guardrail, error)) from error
-        if not allows:
+        name = type(guardrail).__name__
+        if verdict is not None and not isinstance(verdict, GuardrailResult):
+            raise InputBlocked(GUARD_CODE, f"{name} gave {type(verdict).__name__}, not a GuardrailResult or None")
+        if verdict is not None and verdict.action != "allow":
             raise InputBlocked(BLOCKED_CODE, clean(verdict.message))
         if verdict is not None and verdict.value is not None:
             text = clean(str(verdict.value))

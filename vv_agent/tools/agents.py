@@ -4,10 +4,11 @@ it says what is wanted, and the runtime carries that out as a change of the run'
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vv_agent.agent import Handoff, trimmed
+from vv_agent.agent import Handoff, check_tool_name, trimmed
 from vv_agent.definition import CapabilityRef
 from vv_agent.errors import ToolError
 from vv_agent.results import ToolDirective, ToolExecutionResult, ToolStatus
@@ -65,14 +66,21 @@ class AgentTool(FunctionTool):
         self, agent: Agent, *, name: str | None = None, description: str | None = None, background: bool = False
     ) -> None:
         super().__init__(
-            name=name or (f"{agent.name}_background_task" if background else agent.name),
+            name=_name(agent.name, background=background) if name is None else name,
             description=description or _about(agent.name, background=background),
             params_json_schema=_parameters(background=background),
             handler=_start_task if background else _task,
             tool_metadata=_DECLARED,
         )
+        check_tool_name(self.name)
         self.agent = agent
         self.background = background
+
+
+def _name(agent: str, *, background: bool) -> str:
+    """The agent's name, with what no provider takes in the name of a tool replaced."""
+    end = "_background_task" if background else ""
+    return (re.sub(r"[^A-Za-z0-9_-]+", "_", agent)[: 64 - len(end)].strip("_") or "agent") + end
 
 
 HANDOFF_REF, TASK_REF, BACKGROUND_REF = "handoff:", "agent:task", "agent:background"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from vv_agent._facade import only_known
 from vv_agent._json import utf16_order
 from vv_agent.errors import ConfigError
 from vv_agent.results import ToolExecutionResult
@@ -27,6 +28,7 @@ class ApprovalPolicy(StrEnum):
     ON_REQUEST = "on_request"
 
 
+@only_known("tool_policy_invalid")
 @dataclass(frozen=True)
 class ToolPolicy:
     """Rules about tools of one layer (agent, runner or run).
