@@ -105,9 +105,10 @@ def admit_run(engine: Engine, program: Program, new: NewRun, policy: ResumePolic
 
 def _readmit(engine: Engine, program: Program, head: Head, policy: ResumePolicy) -> Admitted:
     over = is_over(head)
-    stored = program if head.state is State.ENDED else _stored_program(engine.store, head.definition, program)
-    replayed = over and stored is not None
-    admission = admit(policy, head.key, present=True, terminal=replayed, same_definition=stored is not None)
+    stored = program if over else _stored_program(engine.store, head.definition, program)
+    replayed = head.state is State.ENDED or (over and _is_of(engine.store, head, program))
+    same = stored is not None and (replayed or not over)
+    admission = admit(policy, head.key, present=True, terminal=replayed, same_definition=same)
     if admission is Admission.RECOVER:
         check_journal(engine.store, head.key)
     if admission is Admission.RECOVER and rests(head):
@@ -125,6 +126,14 @@ def _readmit(engine: Engine, program: Program, head: Head, policy: ResumePolicy)
         shown=(),
         waits=head.state is State.PARKED,
     )
+
+
+def _is_of(store: CheckpointStore, head: Head, program: Program) -> bool:
+    """Whether a run that waits is of this agent and input. What it is carried out with may be another by now: it is
+    only shown."""
+    stored = RunDefinition.decode(store.definition(head.definition))
+    mine = program.definition
+    return (stored.agent, stored.root_input) == (mine.agent, mine.root_input)
 
 
 def check_journal(store: CheckpointStore, key: str) -> None:
