@@ -39,6 +39,7 @@ from vv_agent.runtime.transcript import message_item, storable
 from vv_agent.runtime.waiting import RunCancelled, Stopping, refreshed
 from vv_agent.tools.builtin.processes import background
 
+BEFORE_CODE = "before_cycle_messages_failed"
 MAX_RETRY_AFTER = 3600.0
 """Seconds a provider's Retry-After may park a run at most; then it is asked again."""
 
@@ -279,7 +280,7 @@ def _prepare(run: Run) -> None:
         messages = ask(run.index, tuple(run.transcript.messages), dict(run.shared_state))
         return [message_item(run.cycle, message) for message in messages]
 
-    for item in hooks.host_call(run, "before_cycle_messages", "before_cycle_messages_failed", said):
+    for item in hooks.host_call(run, "before_cycle_messages", BEFORE_CODE, said):
         run.log(item)
     run.log(["b", run.cycle])
 
