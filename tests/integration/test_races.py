@@ -147,6 +147,7 @@ def test_a_cancel_against_an_end_is_refused_or_obeyed(real_store: CheckpointStor
     tell("cancel against end", store, outcomes, began)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["steer", "follow_up"])
 def test_a_word_against_an_end_is_refused_or_taken(real_store: CheckpointStore, kind: str) -> None:
     store, began = real_store, time.monotonic()
@@ -174,6 +175,7 @@ def test_a_word_against_an_end_is_refused_or_taken(real_store: CheckpointStore, 
     tell(f"{kind} against end", store, outcomes, began)
 
 
+@pytest.mark.slow
 def test_a_word_against_a_park_is_kept(real_store: CheckpointStore) -> None:
     store, began = real_store, time.monotonic()
     claims = []
@@ -195,6 +197,7 @@ def test_a_word_against_a_park_is_kept(real_store: CheckpointStore) -> None:
     tell("word against park", store, Counter(kept=ROUNDS), began)
 
 
+@pytest.mark.slow
 def test_a_word_against_the_end_of_a_run_is_refused_or_answered(real_store: CheckpointStore, tmp_path: Path) -> None:
     """The same through the Runner: the run ends, and what was accepted stands in its transcript."""
     store, began = real_store, time.monotonic()
