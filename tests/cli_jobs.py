@@ -33,6 +33,7 @@ rocket = Agent(name="rocket", instructions="Launch.", tools=[launch], no_tool_po
 rocket_models = ScriptedProvider([call("launch", {"pad": "A"}), "Done."])
 looking = Agent(name="looking", instructions="Look.", tools=[look], no_tool_policy=NoToolPolicy.FINISH)
 looking_models = ScriptedProvider([call("look", {"seconds": 3.0}), call("look", {"seconds": 3.0}), "Nothing there."])
+staring, staring_models = looking, ScriptedProvider([call("look", {"seconds": 15.0}), "Nothing there."])
 thrifty, thrifty_models = looking, ScriptedProvider([call("look", {"seconds": 0.0}), "Nothing there."])
 
 

@@ -276,7 +276,7 @@ def test_resume_without_the_code_of_the_run_says_what_is_lacking(shell: Shell) -
 
 
 def test_a_run_that_another_process_has_is_not_taken_from_it(shell: Shell) -> None:
-    command = [sys.executable, "-m", "tests.cli_jobs", "looking", "look"]
+    command = [sys.executable, "-m", "tests.cli_jobs", "staring", "look"]
     with Running(command, shell.folder, shell.env) as running:
         shell.until(lambda: '"owner": "' in shell("runs", "list", "--json").stdout, "the run is under way")
         says(shell("resume", "look"), 1, "checkpoint_claim_active: run 'look' is being advanced by another process")
