@@ -163,6 +163,7 @@ def judge(world: World, runs: int) -> None:
         connection.close()
 
 
+@pytest.mark.slow
 def test_twenty_runs_survive_random_kills(world: World) -> None:
     kills = chaos(world, runs=20, wanted=6, seed=1)
     assert kills.holding >= 3
@@ -176,6 +177,7 @@ def test_two_hundred_runs_survive_random_kills(shared_world: World) -> None:
     until(lambda: not shared_world.store.find(Filter(states=frozenset({State.CLAIMED}))), "no claim is left")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
 def test_twenty_runs_survive_the_kills_of_celery_workers(cluster: World, pool: str) -> None:
     kills = chaos(cluster, 20, 4, 3, lambda: cluster.celery("-c", "2", pool=pool))
