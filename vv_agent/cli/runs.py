@@ -48,7 +48,7 @@ def code_of(view: View) -> int:
 # Looking.
 
 
-def list_runs(*, status: str | None, queue: str | None, limit: int, below: bool, as_json: bool) -> int:
+def list_runs(*, status: str | None, queue: str | None, limit: int, below: bool = False, as_json: bool) -> int:
     """The newest runs; `below`: also those that other runs started."""
     if status is not None and status not in STATUSES:
         raise ConfigError("usage_invalid", f"--status {status!r} is not known; use one of {', '.join(STATUSES)}")
