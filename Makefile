@@ -32,6 +32,7 @@ demo: $(VENV)/.base
 test: $(VENV)/.dev
 	@test -e $(VENV)/.model || $(MAKE) --no-print-directory $(VENV)/.model \
 		|| echo "The small model's packages could not be installed (see above); its tests are left out."
+	@$(BIN)/python -m compileall -q vv_agent tests examples  # hundreds of processes start; none should compile first
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not alone $(FAST)" $(TESTS)
 	$(BIN)/python -m pytest -m "alone $(FAST)" $(TESTS) || test $$? = 5  # 5: none of TESTS wants to be alone
 

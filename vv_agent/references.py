@@ -147,7 +147,12 @@ def _by_qualname(named: Any, obj: Any) -> tuple[str | None, str]:
     return _under(module, qualname)
 
 
+_found: dict[int, tuple[ModuleType, str]] = {}  # by id, and true while the global is still that object
+
+
 def _by_identity(obj: Any) -> tuple[str | None, str]:
+    if (place := _found.get(id(obj))) is not None and vars(place[0]).get(place[1]) is obj:
+        return _under(*place)
     places = [
         (module, name)
         for module in list(sys.modules.values())
@@ -158,8 +163,9 @@ def _by_identity(obj: Any) -> tuple[str | None, str]:
         return None, f"this {type(obj).__name__} is no global of an imported module; {_MOVE}"
     if len(places) > 1:
         places = [place for place in places if _binds(*place)] or places
-    module, name = min(places, key=lambda place: (place[0].__name__ == "__main__", place[0].__name__, place[1]))
-    return _under(module, name)
+    place = min(places, key=lambda place: (place[0].__name__ == "__main__", place[0].__name__, place[1]))
+    _found[id(obj)] = place
+    return _under(*place)
 
 
 def _binds(module: ModuleType, name: str) -> bool:
