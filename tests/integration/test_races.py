@@ -393,7 +393,7 @@ def test_takers_of_due_runs_never_get_the_same_one(real_store: CheckpointStore) 
     got: list[list[str]] = [[], []]
 
     def take(side: int) -> Callable[[int], object]:
-        return lambda n: got[side].extend(head.key for head in store.take_due(["q"], 3))
+        return lambda n: got[side].extend(head.key for head in store.take_due(["q"], 3, hold=600_000))
 
     Pair().run(ROUNDS // 4, take(0), take(1))
     assert len({*got[0], *got[1]}) == len(got[0]) + len(got[1]) == ROUNDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -124,12 +125,15 @@ class CeleryWorker:
             store=store, broker=broker, queue=_QUEUE, imports=("tests",), lease_seconds=3.0, concurrency=8
         )
         app = make_app(self.settings)
+        self._log_level = logging.root.level  # Celery sets it for the whole process
         self._worker = start_worker(app, pool="threads", concurrency=8, perform_ping_check=False, loglevel="ERROR")
         self._worker.__enter__()
 
     def close(self) -> None:
         self._worker.__exit__(None, None, None)
+        assert bootstrap.station().stopping.is_set(), "the station outlives a worker that is terminated"
         bootstrap.station().finish()
+        logging.root.setLevel(self._log_level)
 
 
 @pytest.fixture

@@ -75,6 +75,8 @@ class _StationStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def stop(self, parent: Any) -> None:
         bootstrap.stop()
 
+    terminate = stop  # a cold shutdown gives runs back too
+
 
 def make_app(settings: Settings) -> Celery:
     """The application of a worker with these settings."""
