@@ -70,7 +70,7 @@ def engine_for(store: CheckpointStore, settings: Settings) -> Engine:
         return engine
 
 
-_READERS = frozenset({"vv-run", "vv-tail", "vv-fallback"})
+_READERS = frozenset({"vv-run", "vv-tail", "vv-fallback", "vv-fallback-run"})
 _LEAVE_SECONDS = 1.0
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.harness import until
 from tests.scenarios import module_of_a_shop as shop
 from vv_agent import CheckpointConfig, RunConfig, Runner
 from vv_agent.checkpoint.memory import MemoryStore
@@ -68,3 +71,37 @@ def test_the_starter_helps_itself_when_the_workers_refuse(tmp_path: Path, capfd:
     assert handle.result(20).final_output == "A pear costs 2.50."
     said = capfd.readouterr().err
     assert said.count("cannot take the run: run_incompatible: the tool 'weigh' is missing; working on 'k'") == 1
+
+
+class Counting(MemoryStore):
+    """With a worker that is there and takes nothing; counts what is asked of it."""
+
+    looks = 0
+    workers = (Presence("w", ("vv-agent",), 1),)
+
+    def presences(self, *args: Any, **more: Any) -> Any:
+        return self.workers
+
+    def look(self, key: str) -> Any:
+        self.looks += 1
+        return super().look(key)
+
+
+def test_many_runs_of_workers_are_watched_from_one_thread(tmp_path: Path) -> None:
+    """A starter of many runs has one thread for them all, and leaves the store alone while workers are there."""
+    store = Counting()
+    runner = Runner(model_provider=shop.models, workspace=tmp_path)
+    handles = []
+    for n in range(30):
+        config = RunConfig(
+            checkpoint_config=CheckpointConfig(key=f"k{n}", store=store),
+            execution_backend=DistributedBackend(StoreDispatcher(store)),
+        )
+        handles.append(runner.start(shop.agent, "What is a pear?", run_config=config))
+    began, before = time.monotonic(), store.looks
+    until(lambda: time.monotonic() - began > 1.0, "a second went by")
+    assert [thread.name for thread in threading.enumerate()].count("vv-fallback") == 1
+    assert store.looks - before <= 2 * 30
+    store.workers = ()
+    assert {handle.result(30).status for handle in handles} == {"completed"}
+    until(lambda: "vv-fallback" not in {thread.name for thread in threading.enumerate()}, "the watch is over")

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
-from vv_agent.checkpoint.record import Head, Look, State
+from vv_agent.checkpoint.record import Head, State
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.checkpoint.transitions import unserved
 from vv_agent.dispatch.base import CycleDispatcher, hint, unfinished
@@ -55,49 +56,137 @@ class DistributedBackend:
                 engine.store.defer(recipe.key, recipe.cycle, "the broker took no message", 0)
         engine.probe("dispatch", "after")
         if self.fallback:
-            threading.Thread(
-                target=self._watch, args=(engine, recipe.key, recipe.queue), name="vv-fallback", daemon=True
-            ).start()
+            _lookout(engine).watch(Watched(recipe.key, recipe.queue, self.patience))
 
-    def _watch(self, engine: Engine, key: str, queue: str | None) -> None:
+
+@dataclass
+class Watched:
+    """One run that was given to workers of a queue, and what its starter made of it so far."""
+
+    key: str
+    queue: str | None
+    patience: float
+    look_at: float = 0.0
+    """When to read its record again (steady clock), as long as there are workers."""
+    refused: bool = False
+    """The workers that are there cannot take it: from then on it is ours."""
+    said: bool = False
+    helped: bool = False
+    """A thread of this process works on it."""
+
+
+class Lookout:
+    """Watches the runs of one engine that workers are to take, from one thread, which lives while there are any. A run
+    that no worker takes gets a thread that works on it here."""
+
+    _PAUSE = 0.25
+    """Seconds between looks at who is there, and at the runs that nobody serves."""
+    _LOOK = 2.0
+    """Seconds between looks at a run that workers are there for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._store = engine.store
+        self._runs: dict[int, Watched] = {}
+        self._changed = threading.Condition()
+        self._new = False
+        self._thread: threading.Thread | None = None
+
+    def watch(self, run: Watched) -> None:
         """Until the run is over: whenever no worker shows itself, advance it here."""
-        said = refused = False
-        while not engine.stopping:
-            try:
-                look = engine.store.look(key)
-                served = workers_of(engine.store, queue, self.patience)
-            except StoreError as error:  # whoever reads the run is told; it may come back
-                if error.code == "store_closed":
+        with self._changed:
+            self._runs[id(run)] = run
+            self._new = True
+            self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="vv-fallback", daemon=True)
+                self._thread.start()
+
+    def _watch(self) -> None:
+        pause = 0.0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._new, pause)
+                self._new = False
+                runs = list(self._runs.values())
+                if not runs or self._engine.stopping:
+                    self._thread = None
                     return
-                time.sleep(1.0)
+            pause = self._PAUSE
+            try:
+                self._round(runs)
+            except StoreError as error:  # whoever reads a run is told; it may come back
+                if error.code == "store_closed":
+                    self._forget(runs)
+                pause = 1.0
+            except Exception:  # whatever it was, the other runs are still watched
+                log.exception("runs given to workers could not be looked at for a moment")
+                pause = 1.0
+
+    def _forget(self, runs: list[Watched]) -> None:
+        with self._changed:
+            for run in runs:
+                self._runs.pop(id(run), None)
+
+    def _round(self, runs: list[Watched]) -> None:
+        served = {place: workers_of(self._store, *place) for place in {(run.queue, run.patience) for run in runs}}
+        for run in runs:
+            there, now = served[run.queue, run.patience], time.monotonic()
+            if run.helped or (there and not run.refused and now < run.look_at):
                 continue
-            if look is None or rests(look.head):
-                return
-            refused = refused or self._is_refused(look)
-            if refused or not served:
-                if not said:
-                    said = True
-                    _say(look.head, served)
-                owner = look.head.owner
-                if owner is not None and is_dead(owner):  # no worker is there to see it
-                    engine.store.expire(owner)
-                if any(self._help(engine, head) for head in unfinished(engine, look.head) if _open(head, look.now)):
-                    continue
-            time.sleep(0.25)
+            run.look_at = now + self._LOOK
+            self._look(run, there)
 
-    def _is_refused(self, look: Look) -> bool:
-        refused = unserved(look.head, look.now)
-        return refused > 0 and refused >= self.patience * 1000
+    def _look(self, run: Watched, served: bool) -> None:
+        look = self._store.look(run.key)
+        if look is None or rests(look.head):
+            self._forget([run])
+            return
+        run.refused = run.refused or unserved(look.head, look.now) >= max(1, run.patience * 1000)
+        if served and not run.refused:
+            return
+        if not run.said:
+            run.said = True
+            _say(look.head, served)
+        owner = look.head.owner
+        if owner is not None and is_dead(owner):  # no worker is there to see it
+            self._store.expire(owner)
+        if any(_open(head, look.now) for head in unfinished(self._engine, look.head)):
+            run.helped = True
+            threading.Thread(target=self._help, args=(run,), name="vv-fallback-run", daemon=True).start()
 
-    def _help(self, engine: Engine, head: Head) -> bool:
-        """One cycle here; True if it was done."""
-        recipe = CycleRecipe.of(head, engine.store.id)
+    def _help(self, run: Watched) -> None:
+        """Advance the run and those below it here, as long as there is something to do and nobody else for it."""
         try:
-            step = advance(engine, recipe)
+            while run.refused or not workers_of(self._store, run.queue, run.patience):
+                look = self._store.look(run.key)
+                if look is None or self._engine.stopping:
+                    return
+                tree = [head for head in unfinished(self._engine, look.head) if _open(head, look.now)]
+                if not any(self._advance(head) for head in tree):
+                    return
+        except StoreError as error:
+            log.info("%r waits for its store: %s", run.key, error)
+        finally:
+            run.helped = False
+
+    def _advance(self, head: Head) -> bool:
+        """One cycle here; True if it was done."""
+        recipe = CycleRecipe.of(head, self._store.id)
+        try:
+            step = advance(self._engine, recipe)
+        except StoreError:
+            raise
         except Exception:  # the claim runs out and the run is taken up again, or parks after some such failures
             log.exception("cycle %s of %s failed in this process", recipe.cycle, recipe.key)
             return False
         return step.what in ("committed", "ended", "parked")
+
+
+def _lookout(engine: Engine) -> Lookout:
+    """That of the engine, which lives as long as it does."""
+    found: Lookout = vars(engine).setdefault("_vv_lookout", Lookout(engine))
+    return found
 
 
 def _say(head: Head, served: bool) -> None:

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Boolean,
     Column,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     Text,
     bindparam,
     delete,
+    event,
     func,
     insert,
     literal_column,
@@ -44,11 +46,13 @@ RUN = Table(
     Column("state", Text, nullable=False), Column("status", Text, nullable=False), Column("due", BigInteger),
     Column("head", LargeBinary, nullable=False), Column("journal", LargeBinary),
     sqlite_autoincrement=True,  # ids stand inside entry ids, so one is never used again
-    postgresql_with={"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0, "autovacuum_vacuum_threshold": 1000},
 )  # fmt: skip
-Index(
-    "vv_run_due", RUN.c.queue, RUN.c.due, sqlite_where=RUN.c.due.is_not(None), postgresql_where=RUN.c.due.is_not(None)
-)
+_VACUUM = "fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000"
+for _ddl in (  # as options of the table they would load the dialect of PostgreSQL into every process
+    DDL("CREATE INDEX vv_run_due ON vv_run (queue, due) WHERE due IS NOT NULL"),  # type: ignore[no-untyped-call]
+    DDL(f"ALTER TABLE vv_run SET ({_VACUUM})").execute_if(dialect="postgresql"),  # type: ignore[no-untyped-call]
+):
+    event.listen(RUN, "after_create", _ddl)
 Index("vv_run_created", RUN.c.created_at)
 Index("vv_run_root", RUN.c.root_key)
 ENTRY = Table(  # log and events share a sequence and a table: fewer pages a write
