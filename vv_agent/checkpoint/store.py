@@ -200,7 +200,11 @@ class CheckpointStore(ABC):
         `CheckpointError` for an illegal change. A post to a record of the tree that ended or is gone is dropped.
         """
 
+        others = {key for key, _ in change.posts} | {run.root_key for run in change.creates}
+
         def work(tx: Transaction) -> Saved:
+            for key in sorted({claim.key, *others}):  # in one order, or two callers lock each other
+                tx.head(key)
             head = tx.head(claim.key)
             if head is None:
                 raise CheckpointError("checkpoint_not_found", f"there is no run {claim.key!r}; it was deleted")
