@@ -109,6 +109,7 @@ def minds(request: Any) -> Any:
     return calls(("say", {"text": "hello"}), ("say", {"text": "never"}), ("whisper", {"text": "psst"}))
 
 
+@pytest.mark.feature("hooks")
 def test_runtime_hooks_change_what_is_asked_said_and_done(bench: Bench) -> None:
     result = bench.run(an_agent(say, whisper, hooks=[PATCHING]), [minds, "a bad day"])
     assert (result.status, result.final_output) == ("completed", "a good day"), result.raw_result.error
@@ -153,6 +154,7 @@ class Cautious(AfterCycleHook):
 CAUTIOUS = Cautious()
 
 
+@pytest.mark.feature("hooks")
 def test_an_after_cycle_hook_denies_and_steers(bench: Bench) -> None:
     steps = [call("say", {"text": "once"}), call("say", {"text": "again"}), "Done.", "Yes."]
     result = bench.run(an_agent(say), steps, key="k", after_cycle_hooks=[CAUTIOUS])
@@ -174,6 +176,7 @@ class Careful(OutputGuardrail):
 CAREFUL = Careful()
 
 
+@pytest.mark.feature("guardrails")
 def test_output_guardrails_rewrite_and_block(bench: Bench) -> None:
     agent = an_agent(output_guardrails=[CAREFUL])
     assert bench.run(agent, ["peace"]).final_output == "peace (tester)"
@@ -204,6 +207,7 @@ async def add_one(request: Any) -> str:
 CHECKED = OutputValidation(validator=even, repair=add_one, repair_model="m")
 
 
+@pytest.mark.feature("output types")
 def test_the_output_is_a_value_and_is_repaired_once(bench: Bench) -> None:
     agent = an_agent(output_type=Answer, output_validation=CHECKED)
     assert bench.run(agent, ['{"number": 4}']).final_output == Answer(number=4)
@@ -233,6 +237,7 @@ def test_a_resumed_run_gives_a_value_too(tmp_path: Path) -> None:
     assert runner.resume(state).final_output == Local(number=4)
 
 
+@pytest.mark.feature("output types")
 def test_another_process_gives_the_value_if_it_may_load_the_type(bench: Bench) -> None:
     """What `attach` and `resume` read of a run that ended."""
     bench.run(an_agent(output_type=Answer), ['{"number": 4}'], key="k")
@@ -250,6 +255,7 @@ class NoSecrets(InputGuardrail):
 NO_SECRETS = NoSecrets()
 
 
+@pytest.mark.feature("guardrails")
 def test_an_input_guardrail_stands_before_the_run(bench: Bench) -> None:
     agent = an_agent(input_guardrails=[NO_SECRETS])
     blocked = bench.run(agent, ["never"], "a secret", key="b")

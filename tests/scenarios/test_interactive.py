@@ -110,6 +110,7 @@ def test_turns_share_a_history_and_a_state(tmp_path: Path) -> None:
     assert session.closed
 
 
+@pytest.mark.feature("interactive")
 def test_follow_ups_are_turns_after_this_one(bench: Bench, tmp_path: Path) -> None:
     session = InteractiveAgentClient(
         bench.runner([echo]),
@@ -135,6 +136,7 @@ def test_follow_ups_are_turns_after_this_one(bench: Bench, tmp_path: Path) -> No
     assert session.continue_run("six").final_output == "12: six"
 
 
+@pytest.mark.feature("interactive")
 def test_a_turn_is_steered(bench: Bench, tmp_path: Path) -> None:
     held: list[AgentSession] = []
 
@@ -156,6 +158,7 @@ def test_a_turn_is_steered(bench: Bench, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.feature("interactive")
 def test_a_prompt_answers_a_run_that_waits(bench: Bench, tmp_path: Path, kept: bool) -> None:
     checkpoint = CheckpointConfig(store=bench.store)
     config = RunConfig(checkpoint_config=checkpoint, execution_backend=bench.backend) if kept else None

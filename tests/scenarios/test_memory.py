@@ -262,6 +262,7 @@ def test_the_tokens_of_a_summary_count_against_the_budget(store: CheckpointStore
     assert there.run([answers], budget_limits=limits).ok.final_output == "done"
 
 
+@pytest.mark.feature("memory")
 def test_every_store_and_backend_goes_on_behind_a_summary(bench: Bench) -> None:
     texts = [call("look", {"n": n}) for n in range(1, 15)]
     result = bench.run(
@@ -335,6 +336,7 @@ class Archive(MemoryProvider):
 archive = Archive()
 
 
+@pytest.mark.feature("memory")
 def test_workers_load_providers_and_refuse_a_model_that_is_not_there(bench: Bench) -> None:
     Archive.seen.clear()
     texts = [*(call("look", {"n": n}) for n in range(1, 6)), say("done")]

@@ -146,6 +146,7 @@ def test_results_stand_in_call_order_around_an_unsafe_call(bench: Bench) -> None
     assert [m.content for m in result.messages if m.role == "tool"] == ["2", "fired 2", "3", "fired 4"]
 
 
+@pytest.mark.feature("completion")
 def test_task_finish_ends_the_run_and_skips_what_follows(bench: Bench) -> None:
     batch = calls(("task_finish", {"message": "that is all"}), ("fire", {"n": 1}))
     result = bench.run(an_agent(TASK_FINISH, fire, policy=NoToolPolicy.CONTINUE), [batch])
@@ -153,7 +154,7 @@ def test_task_finish_ends_the_run_and_skips_what_follows(bench: Bench) -> None:
     assert result.raw_result.cycles[0].tool_results[1].error_code == "skipped_due_to_finish"
 
 
-@pytest.mark.feature("cycles")
+@pytest.mark.feature("cycles", "completion")
 def test_the_cycle_limit(bench: Bench) -> None:
     result = bench.run(an_agent(policy=NoToolPolicy.CONTINUE), ["a", "b", "c"], max_cycles=2)
     assert (result.status, len(result.raw_result.cycles)) == ("max_cycles", 2)

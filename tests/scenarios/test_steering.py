@@ -65,6 +65,7 @@ def said(result: Any) -> list[tuple[str, str]]:
     return [(m.role, m.content) for m in result.messages if m.role != "system"]
 
 
+@pytest.mark.feature("steer")
 def test_a_steer_takes_the_place_of_the_calls_that_were_not_begun(bench: Bench) -> None:
     batch = calls(("look", {"where": "left"}), ("look", {"where": "right"}))
     steps = [saying(bench, "k", batch, steer_signal("s", "Look up.")), call("look", {"where": "up"}), "Seen."]
@@ -76,6 +77,7 @@ def test_a_steer_takes_the_place_of_the_calls_that_were_not_begun(bench: Bench) 
     assert {r.error_code for r in result.cycles[0].tool_results} == {"skipped_due_to_steering"}
 
 
+@pytest.mark.feature("steer")
 def test_a_steer_during_the_last_answer_makes_the_run_go_on(bench: Bench) -> None:
     steps = [saying(bench, "k", "Done.", steer_signal("s", "In French.")), "Fini."]
     result = bench.run(an_agent(), steps, key="k")
@@ -84,6 +86,7 @@ def test_a_steer_during_the_last_answer_makes_the_run_go_on(bench: Bench) -> Non
     assert [e.type for e in result.events].count("run_completed") == 1
 
 
+@pytest.mark.feature("steer")
 def test_follow_ups_each_begin_a_segment_once_the_run_completed(bench: Bench, tmp_path: Path) -> None:
     session = SqliteSession(f"{tmp_path}/talk.db", "talk")
     words = [follow_up_signal("f1", "And then?"), follow_up_signal("f2", "And at last?")]
