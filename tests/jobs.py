@@ -38,12 +38,15 @@ from vv_agent import (
     ToolContext,
     build_default_registry,
     function_tool,
+    process,
 )
+from vv_agent.dispatch.distributed import DistributedBackend
 from vv_agent.llm.base import ModelRequest, ModelResponse, Part
 from vv_agent.llm.client import StreamingClient, parts_of
 from vv_agent.llm.reference import ModelRef
 from vv_agent.messages import Message, ToolCall
 from vv_agent.result import RunResult
+from vv_agent.settings import read_settings
 from vv_agent.testing import ScriptedProvider
 
 
@@ -221,9 +224,12 @@ def submit() -> None:
 def submit_all() -> None:
     """`submit_all FILE POLICY WORKSPACE`: start the runs of a JSON file and leave them to workers."""
     file, policy, workspace = sys.argv[1:]
+    settings = read_settings()
+    dispatcher = process.dispatcher_for(process.store_at(settings.store), settings)
+    backend = DistributedBackend(dispatcher, fallback=False)
     runner = Runner(model_provider=PROVIDER, workspace=workspace)
     for key, text in json.loads(Path(file).read_text()).items():
-        config = RunConfig(checkpoint_key=key, execution_mode=ExecutionMode.DISTRIBUTED)
+        config = RunConfig(checkpoint_key=key, execution_backend=backend)
         runner.start(agent(NoToolPolicy(policy)), text, run_config=config)
 
 

@@ -109,11 +109,11 @@ def chaos(world: World, runs: int, wanted: int, seed: int, start: Callable[[], S
 
     while pending_runs := left():
         assert time.monotonic() - began < 240, f"{pending_runs} runs do not end"
-        if pending_runs <= WORKERS:  # or the same few would be hit until they park
+        if pending_runs <= max(WORKERS, runs // 8):  # or the same few would be hit until they park
             time.sleep(0.05)
             continue
         everywhere = min(kills.where[w] for w in ("model", "tool", "between")) >= wanted / 6
-        if kills.holding >= wanted and (everywhere or kills.holding >= 2 * wanted):  # no run would end under more
+        if kills.holding >= wanted and (everywhere or kills.holding >= 1.5 * wanted):  # no run would end under more
             time.sleep(0.05)
             continue
         holders = {near for _, pid in claims(world) for near in with_parent(pid)}
@@ -122,7 +122,7 @@ def chaos(world: World, runs: int, wanted: int, seed: int, start: Callable[[], S
             time.sleep(0.01)
             continue
         pick = dice.choice(at_work)
-        time.sleep(dice.uniform(0.0, 0.03))
+        time.sleep(dice.uniform(0.0, 0.15))
         strike(world, workers[pick], kills)
         workers[pick] = new()
     took = time.monotonic() - began
