@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO, Protocol
 
 from vv_agent.app_server.rpc import MAX_LINE, PARSE_ERROR, RpcError
@@ -39,6 +40,9 @@ class StdioJsonlTransport:
     def __init__(self, reader: IO[bytes] | None = None, writer: IO[bytes] | None = None) -> None:
         self._reader = reader or sys.stdin.buffer
         self._writer = writer or sys.stdout.buffer
+        for file in (self._reader, self._writer):
+            with suppress(OSError, ValueError):  # whoever shares it may have set it otherwise; some are no files
+                os.set_blocking(file.fileno(), True)
         self._rest = bytearray()
         self._ended = False
 

@@ -18,7 +18,7 @@ from vv_agent.app_server.sql import ItemConflict, SqlThreadStore, TurnRecord
 from vv_agent.app_server.threads import LiveThread, Threads
 from vv_agent.checkpoint.config import validate_key
 from vv_agent.checkpoint.record import Head
-from vv_agent.errors import CheckpointError, StoreError
+from vv_agent.errors import CheckpointError, ConfigError, RunFinished, StoreError
 from vv_agent.events import ApprovalRequestedEvent, ApprovalResolvedEvent, RunEvent
 from vv_agent.results import AgentStatus
 from vv_agent.run_handle import RunHandle
@@ -121,7 +121,12 @@ class Turns:
     def steer(self, connection: str, request_id: RequestId, params: wire.TurnMessageParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
             active = _active(live, params.expected_turn_id)
-            active.handle.steer(text_of(params.input))
+            try:
+                active.handle.steer(text_of(params.input))
+            except RunFinished:
+                raise RpcError(rpc.NO_ACTIVE_TURN, f"turn {active.turn_id} has just ended") from None
+            except ConfigError as error:
+                raise RpcError(rpc.INVALID_PARAMS, str(error)) from None
             answer = wire.TurnQueuedResponse(thread_id=live.thread_id, turn_id=active.turn_id, queued=True)
             self._router.respond(connection, request_id, answer)
 
@@ -203,9 +208,8 @@ class Turns:
         view = Projection(live.thread_id, record.turn.turn_id)
         try:
             self._store.put_turn(record)
-        except StoreError:
-            handle.cancel(LOST)
-            raise
+        except StoreError as error:  # the run goes on; its end is written with the same words
+            self._warn(live, "durable_resume_store" if resumed else "event_stream", str(error))
         live.active = active = ActiveTurn(record, plan, handle, asking, view, resumed)
         name = f"vv-turn-{active.turn_id}"
         threading.Thread(target=self._follow, args=(live, active), name=name, daemon=True).start()
@@ -367,7 +371,7 @@ class Turns:
         record = self._store.turn(params.turn_id)
         if record is None or record.turn.thread_id != params.thread_id:
             raise RpcError(rpc.INVALID_PARAMS, f"thread {params.thread_id!r} has no turn {params.turn_id[:200]!r}")
-        if record.checkpoint_key not in (None, params.checkpoint_key):
+        if record.checkpoint_key != params.checkpoint_key:
             raise RpcError(rpc.INVALID_PARAMS, f"turn {params.turn_id!r} has no checkpoint {params.checkpoint_key!r}")
         if live.active is not None and live.active.turn_id != params.turn_id:
             raise RpcError(rpc.INVALID_PARAMS, f"thread {live.thread_id!r} has the active turn {live.active.turn_id}")

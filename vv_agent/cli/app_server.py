@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vv_agent.errors import ConfigError
+from vv_agent.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from vv_agent.agent import Agent
@@ -29,9 +29,9 @@ def serve(options: Mapping[str, str | None], *, timeout: float, store: str | Non
     """Serve on standard input and output until the client leaves. The exit code: 2 for what cannot be served."""
     try:
         server, threads = _server(options, timeout, store)
-    except (ConfigError, OSError) as error:
+    except (ConfigError, StoreError, OSError) as error:
         sys.stderr.write(f"vv-agent: {error}\n")
-        return 2
+        return 1 if isinstance(error, StoreError) and error.code != "store_url_invalid" else 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     thread = server.start()
     try:

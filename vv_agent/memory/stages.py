@@ -28,26 +28,32 @@ _WARNINGS = {
 _RECENT_FOR_WARNING = 10
 
 
-def tool_names(messages: Sequence[Message]) -> dict[str, str]:
-    """The tool of each call, by call id."""
-    return {call.id: call.name for message in messages for call in message.tool_calls}
+def _tools(messages: Sequence[Message]) -> list[str | None]:
+    """The tool whose result each message is: that of the nearest call before it, for ids may be used again."""
+    names: dict[str, str] = {}
+    tools = []
+    for message in messages:
+        names.update((call.id, call.name) for call in message.tool_calls)
+        tools.append(names.get(message.tool_call_id or ""))
+    return tools
 
 
 def cleared(messages: Sequence[Message], config: MemoryConfig) -> list[Message]:
     """Old tool results of tools that can be called again, without their content. A cycle is a message of the assistant
     and what follows it; the last `microcompact_keep_recent_cycles` are left alone."""
-    names = tool_names(messages)
+    tools = _tools(messages)
     old = _before_cycles(messages, config.microcompact_keep_recent_cycles)
 
-    def clears(message: Message) -> bool:
+    def clears(message: Message, tool: str | None) -> bool:
         return (
             message.role == "tool"
             and len(message.content) > config.microcompact_min_result_length
-            and names.get(message.tool_call_id or "") in config.microcompact_compactable_tools
+            and tool in config.microcompact_compactable_tools
             and not message.metadata.get("microcompacted")
         )
 
-    return [_cleared(m) if place < old and clears(m) else m for place, m in enumerate(messages)]
+    marked = enumerate(zip(messages, tools, strict=True))
+    return [_cleared(m) if place < old and clears(m, tool) else m for place, (m, tool) in marked]
 
 
 def _before_cycles(messages: Sequence[Message], kept: int) -> int:

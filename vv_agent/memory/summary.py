@@ -144,8 +144,8 @@ def local(messages: Sequence[Message], event_limit: int) -> dict[str, Any]:
 
 
 def originals(messages: Sequence[Message]) -> list[str]:
-    """What the user asked for, in order, each once: also what earlier summaries kept of it."""
-    found: dict[str, None] = {}
+    """What the user said, in order; of what earlier summaries kept of it, each once."""
+    found: list[str] = []
     for message in messages:
         if message.role != "user" or is_warning(message):
             continue
@@ -153,8 +153,10 @@ def originals(messages: Sequence[Message]) -> list[str]:
         kept = (parsed(memory) or {}).get("original_user_messages") if memory else None
         request = _block(message.content, _REQUEST)
         texts = kept if isinstance(kept, list) else [request if request is not None else message.content]
-        found.update(dict.fromkeys(str(text).strip() for text in texts if str(text).strip()))
-    first, *later = list(found) or [""]
+        said = [str(text).strip() for text in texts]
+        again = isinstance(kept, list) or request is not None
+        found += [text for text in said if text and not (again and text in found)]
+    first, *later = found or [""]
     newest: list[str] = []
     room = MAX_REQUESTS_CHARS
     for text in reversed(later):

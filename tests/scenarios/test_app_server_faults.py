@@ -1,0 +1,134 @@
+"""The App Server among clumsy callers: wrong checkpoints, words and stores, and what its pipes are set to."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app_server import Served, refused
+from tests.scenarios.test_app_server import GATE, GO, Office, launch, wait_for, wait_for_gate
+from vv_agent import Agent, NoToolPolicy, RunConfig
+from vv_agent.app_server import DefaultAppServerHost, MemoryThreadStore, StdioJsonlTransport
+from vv_agent.app_server.sql import TurnRecord
+from vv_agent.checkpoint.config import CheckpointConfig
+from vv_agent.checkpoint.memory import MemoryStore
+from vv_agent.errors import StoreError
+from vv_agent.testing import call
+
+AGENT = Agent(name="assistant", instructions="Test.", no_tool_policy=NoToolPolicy.FINISH)
+
+
+@pytest.fixture(autouse=True)
+def _closed_gate() -> Iterator[None]:
+    GATE.clear()
+    yield
+    GATE.set()
+
+
+def test_another_turn_s_checkpoint_is_not_a_turn_s() -> None:
+    runs = MemoryStore()
+    durable: list[bool] = []
+
+    class Host(DefaultAppServerHost):
+        def build_run_config(self, request: Any) -> RunConfig:
+            return RunConfig(checkpoint_config=CheckpointConfig(store=runs)) if durable else RunConfig()
+
+    with Served([lambda r: f"answer {r.messages[-1].content}"], host=Host(AGENT)) as served:
+        mine, other = served.thread(), served.thread()
+        plain = served.turn(mine, "mine")
+        served.next("turn/completed")
+        durable.append(True)
+        key = served.run(other, "secret")["checkpoint"]["key"]
+        params = {"threadId": mine, "turnId": plain, "checkpointKey": key}
+        assert refused(served.client.resume_turn, params).rpc_code == -32602
+
+
+def test_a_steer_without_words_is_a_wrong_parameter() -> None:
+    with Served([call("wait_for_gate"), "Done."], [wait_for_gate]) as served:
+        thread_id = served.thread()
+        served.turn(thread_id)
+        served.next("item/started", type="toolCall")
+        params = {"threadId": thread_id, "input": [{"type": "text", "text": ""}]}
+        assert refused(served.client.steer_turn, params).rpc_code == -32602
+        GATE.set()
+
+
+def test_an_input_that_does_not_block_is_read() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    file = os.fdopen(reading, "rb", buffering=0)
+    transport = StdioJsonlTransport(file, io.BytesIO())
+    threading.Timer(0.3, lambda: (os.write(writing, b"{}\n"), os.close(writing))).start()
+    assert transport.receive() == b"{}"
+    file.close()
+
+
+def test_a_store_that_cannot_be_opened_is_a_wrong_command_line(tmp_path: Path) -> None:
+    settings = tmp_path / "s.json"
+    settings.write_text(json.dumps({
+        "VERSION": "2", "endpoints": [{"id": "e", "api_base": "http://127.0.0.1:9/v1", "api_key": "k"}],
+        "backends": {"openai": {"models": {"m": {"id": "m", "endpoints": [{"endpoint_id": "e", "model_id": "m"}]}}}},
+    }))  # fmt: skip
+    options = ["--listen", "stdio", "--settings", str(settings), "--backend", "openai", "--model", "m"]
+    done = subprocess.run(
+        [sys.executable, "-m", "vv_agent.cli", "app-server", *options, "--store", "mysql://x/y"],
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, b""), done.stderr
+
+
+class Breaking(MemoryThreadStore):
+    """Its `put_turn` fails while `broken` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken: Callable[[TurnRecord], bool] = lambda record: False
+
+    def put_turn(self, record: TurnRecord) -> None:
+        if self.broken(record):
+            raise StoreError("store_unavailable", "the store is away")
+        super().put_turn(record)
+
+
+def test_a_turn_whose_run_id_the_store_did_not_take_goes_on_and_ends() -> None:
+    store = Breaking()
+    store.broken = lambda record: record.turn.run_id is not None and record.turn.status == "running"
+    with Served(["Done."], store=store) as served:
+        thread_id = served.thread()
+        assert served.run(thread_id, "Go.")["finalOutput"] == "Done."
+        (turn,) = served.read(thread_id)["turns"]
+        assert (turn["status"], turn["runId"] is not None) == ("completed", True)
+
+
+def test_a_passing_fault_of_the_thread_store_does_not_cancel_a_checkpointed_run() -> None:
+    runs = MemoryStore()
+    store = Breaking()
+    config = RunConfig(checkpoint_config=CheckpointConfig(store=runs))
+    office = Office([call("launch", {"pad": "A"}), "Launched."], [launch], config=config, store=store)
+    first = office.client("first")
+    thread_id = first.start_thread({})["threadId"]
+    turn_id = first.start_turn({"threadId": thread_id, "input": GO})["turnId"]
+    wait_for(first, "approval/request")
+    first.close()
+    office.processor.close()
+    key = store.turn(turn_id).checkpoint_key
+    faults = [1]
+    store.broken = lambda record: bool(faults and faults.pop())
+    office = Office([call("launch", {"pad": "A"}), "Launched."], [launch], config=config, store=store)
+    second = office.client("second")
+    second.resume_thread({"threadId": thread_id})
+    asked = wait_for(second, "approval/request")
+    second.resolve_approval({"requestId": asked["requestId"], "decision": "allow"})
+    assert wait_for(second, "turn/completed")["finalOutput"] == "Launched."
+    assert runs.look(key).head.status == "completed"
+    second.close()
+    office.processor.close()
