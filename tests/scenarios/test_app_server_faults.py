@@ -1,4 +1,5 @@
-"""The App Server among clumsy callers: wrong checkpoints, words and stores, and what its pipes are set to."""
+"""The App Server among clumsy callers: wrong checkpoints, words and stores, its pipes, and a store that is
+away for a moment."""
 
 from __future__ import annotations
 

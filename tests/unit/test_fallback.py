@@ -105,3 +105,23 @@ def test_many_runs_of_workers_are_watched_from_one_thread(tmp_path: Path) -> Non
     store.workers = ()
     assert {handle.result(30).status for handle in handles} == {"completed"}
     until(lambda: "vv-fallback" not in {thread.name for thread in threading.enumerate()}, "the watch is over")
+
+
+def test_a_thread_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, start = MemoryStore(), threading.Thread.start
+    refused: list[str] = []
+
+    def scarce(thread: threading.Thread) -> None:
+        if thread.name == "vv-fallback-run" and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    config = RunConfig(
+        checkpoint_config=CheckpointConfig(key="k", store=store),
+        execution_backend=DistributedBackend(StoreDispatcher(store)),
+    )
+    runner = Runner(model_provider=shop.models, workspace=tmp_path)
+    assert runner.start(shop.agent, "What is a pear?", run_config=config).result(20).status == "completed"
+    assert refused == ["vv-fallback-run"]

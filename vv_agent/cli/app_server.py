@@ -26,7 +26,8 @@ MAX_CYCLES = 80
 
 
 def serve(options: Mapping[str, str | None], *, timeout: float, store: str | None) -> int:
-    """Serve on standard input and output until the client leaves. The exit code: 2 for what cannot be served."""
+    """Serve on standard input and output until the client leaves. The exit code: 2 for what cannot be served, 1 for
+    a store that is in use or does not answer."""
     try:
         server, threads = _server(options, timeout, store)
     except (ConfigError, StoreError, OSError) as error:

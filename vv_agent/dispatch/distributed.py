@@ -153,7 +153,11 @@ class Lookout:
             self._store.expire(owner)
         if any(_open(head, look.now) for head in unfinished(self._engine, look.head)):
             run.helped = True
-            threading.Thread(target=self._help, args=(run,), name="vv-fallback-run", daemon=True).start()
+            try:
+                threading.Thread(target=self._help, args=(run,), name="vv-fallback-run", daemon=True).start()
+            except RuntimeError:  # the machine gives no more threads: with the next look again
+                run.helped = False
+                raise
 
     def _help(self, run: Watched) -> None:
         """Advance the run and those below it here, as long as there is something to do and nobody else for it."""
