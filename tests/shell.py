@@ -154,8 +154,9 @@ class Terminal:
 
     def _read(self, timeout: float) -> bool:
         """Read what is there; False when the command has ended and all is read."""
-        ready, _, _ = select.select([self._own], [], [], timeout)
-        if not ready:
+        poll = select.poll()  # `select` takes no descriptor above 1,023, and a process with many tests has them
+        poll.register(self._own, select.POLLIN)
+        if not poll.poll(timeout * 1_000):
             return self.process.poll() is None
         try:
             chunk = os.read(self._own, 65_536)

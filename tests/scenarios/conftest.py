@@ -15,7 +15,7 @@ import pytest
 
 from tests import servers
 from tests.redis_server import RedisServer, database
-from vv_agent import Agent, NoToolPolicy, RunConfig, Runner
+from vv_agent import Agent, NoToolPolicy, RunConfig, Runner, process
 from vv_agent.checkpoint.config import CheckpointConfig, ResumePolicy
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.redis import RedisStore
@@ -59,7 +59,8 @@ class Bench:
             case "celery":
                 assert celery is not None
                 self.settings = celery.settings
-                self.backend = DistributedBackend(CeleryDispatcher(str(self.settings.broker)), fallback=False)
+                self.dispatcher = CeleryDispatcher(str(self.settings.broker))
+                self.backend = DistributedBackend(self.dispatcher, fallback=False)
             case _:
                 self.backend = DistributedBackend(StoreDispatcher(store), fallback=False)
                 self._worker = LocalWorker(store, self.settings, queues=(_QUEUE,), threads=8)
@@ -121,18 +122,25 @@ class CeleryWorker:
 
         from vv_agent.workers.celery import make_app
 
+        self._before = {*process._stores, *process._brokers}
         self.settings = Settings(
             store=store, broker=broker, queue=_QUEUE, imports=("tests",), lease_seconds=3.0, concurrency=8
         )
-        app = make_app(self.settings)
+        self._app = make_app(self.settings)
         self._log_level = logging.root.level  # Celery sets it for the whole process
-        self._worker = start_worker(app, pool="threads", concurrency=8, perform_ping_check=False, loglevel="ERROR")
+        self._worker = start_worker(
+            self._app, pool="threads", concurrency=8, perform_ping_check=False, loglevel="ERROR"
+        )
         self._worker.__enter__()
 
     def close(self) -> None:
         self._worker.__exit__(None, None, None)
         assert bootstrap.station().stopping.is_set(), "the station outlives a worker that is terminated"
         bootstrap.station().finish()
+        self._app.close()
+        for cached in (process._stores, process._brokers):  # what a worker's process keeps to its end
+            for place in [place for place in cached if place not in self._before]:
+                cached.pop(place).close()
         logging.root.setLevel(self._log_level)
 
 
@@ -154,7 +162,9 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     """Each store with each backend."""
     if request.param[1] == "celery":
         store, worker = request.getfixturevalue("celery_place")
-        yield Bench(store, "celery", tmp_path, worker)
+        made = Bench(store, "celery", tmp_path, worker)
+        yield made
+        made.dispatcher.close()
         return
     store_name, backend = request.param
     if store_name == "postgres" and servers.postgres_url() is None:

@@ -59,6 +59,13 @@ class CeleryDispatcher:
             return False
         return True
 
+    def close(self) -> None:
+        """Close the connections to the broker; the next message opens them again."""
+        with self._lock:
+            app, self._app = self._app, None
+        if app is not None:
+            app.close()
+
     def _client(self) -> Any:
         """The app of this process; a fork makes its own, for connections cannot be shared."""
         with self._lock:
