@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from vv_agent.errors import ConfigError
@@ -130,6 +130,16 @@ class Capacity:
     def microcompact_threshold(self) -> int:
         """Above this old tool results are cleared."""
         return int(self.effective_threshold * self.trigger_ratio)
+
+    def fitted(self) -> Capacity:
+        """The capacity under defaults of at most a quarter of the window each: they were made for large windows, and
+        would leave one of 29,000 tokens no room at all. What somebody said stays."""
+        most, changes = self.model_context_window // 4, dict[str, Any]()
+        if self.autocompact_buffer_tokens == MemoryConfig.autocompact_buffer_tokens:
+            changes["autocompact_buffer_tokens"] = min(self.autocompact_buffer_tokens, most)
+        if self.reserved_output_source.startswith("framework_fallback"):
+            changes["reserved_output_tokens"] = min(self.reserved_output_tokens, most)
+        return replace(self, **changes)
 
     def to_event(self) -> dict[str, Any]:
         """The fields of `memory_compact_started`."""

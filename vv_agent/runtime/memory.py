@@ -6,6 +6,7 @@ before that save makes it again from the same messages, one after it goes on beh
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,8 @@ class Setup:
     overhead: int
     """Estimated tokens of the tool schemas."""
     quiet: int
-    """Tokens up to which nothing is to be done; -1 for a run with a session memory, which is looked at each time."""
+    """Tokens up to which nothing is to be done; -1 for a run with a session memory, which is looked at each time.
+    No number is too many where nothing would be few enough."""
 
     @classmethod
     def of(cls, program: Program) -> Setup:
@@ -81,11 +83,12 @@ class Setup:
         if summary is not None:
             other = _room(MemoryConfig(compact_threshold=0), summary.settings, summary.resolved)
         remembers = config.session_memory_enabled and bool(extractor[1] or config.session_memory_seed)
+        quiet = room.microcompact_threshold if room.effective_threshold else sys.maxsize
         bare = program.settings.model_copy(update={"response_format": None})
         return cls(
             config=config, room=room, summary=summary or Route(program.model, own, bare),
             summary_room=min(room.prompt_capacity, other.prompt_capacity), extraction=_route(program, *extractor),
-            overhead=estimate_tools(program.advertised), quiet=-1 if remembers else room.microcompact_threshold,
+            overhead=estimate_tools(program.advertised), quiet=-1 if remembers else quiet,
         )  # fmt: skip
 
 
@@ -93,7 +96,7 @@ def _room(config: MemoryConfig, settings: ModelSettings, resolved: ResolvedModel
     return capacity(
         config, max_tokens=settings.max_tokens, context_length=resolved.context_length,
         max_output=resolved.max_output_tokens,
-    )  # fmt: skip
+    ).fitted()  # fmt: skip
 
 
 def _route(program: Program, backend: str | None, model: str | None) -> Route | None:
@@ -195,6 +198,8 @@ class _Pass:
     def trigger(self, length: int) -> str | None:
         """Why something is to be done."""
         room = self.setup.room
+        if not room.effective_threshold:  # no prompt would do: only the model itself can say what is too long
+            return None
         if length > room.effective_threshold:
             return "full_threshold"
         return "micro_threshold" if length > room.microcompact_threshold else None
