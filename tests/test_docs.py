@@ -214,7 +214,6 @@ def steady(text: str) -> str:
 
 
 @pytest.mark.alone
-@pytest.mark.slow  # who begins to watch in the middle of a cycle may see its first events after later ones
 def test_the_session_of_the_documentation_goes_as_it_says(tmp_path: Path, installed: Path) -> None:
     """Every command of the recorded session, in one shell, and what each one prints."""
     (recorded,) = blocks("docs/cli.md", "console")

@@ -24,8 +24,9 @@ from vv_agent import (
 from vv_agent.checkpoint.config import ResumePolicy
 from vv_agent.checkpoint.record import State
 from vv_agent.errors import RetryLater
-from vv_agent.llm.base import ModelRequest
+from vv_agent.llm.base import ModelRequest, ModelResponse
 from vv_agent.messages import Message
+from vv_agent.runtime.eventlog import LIVE_ONLY
 from vv_agent.testing import call, calls, say
 from vv_agent.tools.builtin import build_default_registry
 
@@ -318,13 +319,12 @@ def test_events_are_the_same_wherever_they_are_read(bench: Bench) -> None:
     followed.result(10)
     late = bench.runner().attach("k", store=bench.store)
     late.result(10)
-    live_only = {"assistant_delta", "reasoning_delta", "model_tool_call_started", "model_tool_call_progress"}
 
     def durable(events: Any) -> list[Any]:
         return [
             e.to_wire() if hasattr(e, "to_wire") else e.model_dump()
             for e in events
-            if e.type not in live_only and getattr(e, "code", "") != "live_gap"
+            if e.type not in LIVE_ONLY and getattr(e, "code", "") != "live_gap"
         ]
 
     mine, theirs, replayed = durable(handle.events()), durable(followed.events()), durable(late.events())
@@ -335,6 +335,25 @@ def test_events_are_the_same_wherever_they_are_read(bench: Bench) -> None:
     assert theirs == replayed
     ids = [e["event_id"] for e in replayed]
     assert len(ids) == len(set(ids))
+
+
+@pytest.mark.feature("events")
+def test_who_begins_to_watch_in_the_middle_of_a_cycle_sees_its_events_in_order(bench: Bench) -> None:
+    asked, watched = threading.Event(), threading.Event()
+
+    def waits(_: ModelRequest) -> ModelResponse:
+        asked.set()
+        assert watched.wait(10)
+        return calls(("add", {"a": 1, "b": 1}))
+
+    handle = bench.start(an_agent(add), [waits, "done"], key="k")
+    assert asked.wait(10)
+    followed = bench.runner().attach("k", store=bench.store)
+    watched.set()
+    handle.result(10)
+    followed.result(10)
+    durable = [event.event_id for event in handle.events() if event.type not in LIVE_ONLY]
+    assert [event.event_id for event in followed.events() if event.event_id in durable] == durable
 
 
 def test_a_signal_that_meets_a_park_does_not_leave_the_run_behind(bench: Bench) -> None:

@@ -2,7 +2,8 @@
 
 One thread per process follows all its runs. Events are ordered by (cycle, attempt, n). Durable ones come without hole
 or repeat; live ones may be missing (`diagnostic` `live_gap` says so), and once a cycle's receipt is durable what is
-left of its live text is dropped, as is everything of a lower attempt.
+left of its live text is dropped, as is everything of a lower attempt. Of a cycle that began before it was followed only
+the text is shown as it comes: its events are shown from the first one on, once they are durable.
 
 What happened before it was followed is told in the order of the tree: a run below is read when its parent tells of its
 start, before what comes later in the parent. The end of an ended run is told after the ends of the runs below it.
@@ -14,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,7 +24,7 @@ from vv_agent.checkpoint.store import LISTENS, CheckpointStore, Cursor
 from vv_agent.errors import LASTING_FAULTS, CannotServe, CheckpointError, StoreError, VVAgentError
 from vv_agent.events import RunEvent, make_event
 from vv_agent.runtime.body import Body
-from vv_agent.runtime.eventlog import EventReader, Numbered
+from vv_agent.runtime.eventlog import LIVE_ONLY, EventReader, Numbered
 from vv_agent.runtime.feed import EventSink
 
 log = logging.getLogger("vv_agent.tail")
@@ -75,7 +76,8 @@ class Followed:
     def show(self, durable: list[Numbered], live: list[Numbered]) -> None:
         """Merge what is new and pass it on."""
         durable = self.waiting + durable
-        fresh_live = [item for item in live if (item.cycle, item.attempt) >= self.newest]
+        begun = {(item.cycle, item.attempt) for item in live if item.n == 0}
+        fresh_live = [item for item in live if self._in_turn(item, begun)]
         if self.live and durable and self._lacks(durable, fresh_live) and self.rounds < _PATIENCE:
             self.waiting, self.rounds = durable, self.rounds + 1
             durable = []
@@ -89,6 +91,13 @@ class Followed:
         if durable:
             self.newest = max(self.newest, *((item.cycle, item.attempt) for item in durable))
             self.shown = {place for place in self.shown if place[0] >= self.newest[0] - 1}
+
+    def _in_turn(self, item: Numbered, begun: Set[tuple[int, int]]) -> bool:
+        """Whether a live item is shown before it is durable; `begun` are cycles whose first event came with it."""
+        place = (item.cycle, item.attempt)
+        if place < self.newest:
+            return False
+        return item.event.type in LIVE_ONLY or place in begun or (*place, 0) in self.shown
 
     def _lacks(self, durable: list[Numbered], live: list[Numbered]) -> bool:
         """Whether numbers are missing before the last of the durable events of a cycle."""
