@@ -57,6 +57,8 @@ class Followed:
     live: bool = False
     """Caught up: from here on missing text is a gap, not history."""
     waiting: list[Numbered] = field(default_factory=list)
+    """Durable events that wait for live text, and the live items of later cycles, which wait for them."""
+    later: list[Numbered] = field(default_factory=list)
     rounds: int = 0
     below: dict[str, Followed | None] = field(default_factory=dict)
     """The runs below by key, None once one is over."""
@@ -75,16 +77,20 @@ class Followed:
 
     def show(self, durable: list[Numbered], live: list[Numbered]) -> None:
         """Merge what is new and pass it on."""
-        durable = self.waiting + durable
+        durable, live = self.waiting + durable, self.later + live
         begun = {(item.cycle, item.attempt) for item in live if item.n == 0}
         fresh_live = [item for item in live if self._in_turn(item, begun)]
-        if self.live and durable and self._lacks(durable, fresh_live) and self.rounds < _PATIENCE:
+        lacks = self.live and durable and self._lacks(durable, fresh_live)
+        self.waiting, self.later = [], []
+        if lacks and self.rounds < _PATIENCE:
+            place = durable[-1].cycle, durable[-1].attempt
             self.waiting, self.rounds = durable, self.rounds + 1
+            self.later = [item for item in fresh_live if (item.cycle, item.attempt) > place]
+            fresh_live = [item for item in fresh_live if (item.cycle, item.attempt) <= place]
             durable = []
         else:
-            gap = self.live and durable and self._lacks(durable, fresh_live)
-            self.waiting, self.rounds = [], 0
-            if gap:
+            self.rounds = 0
+            if lacks:
                 self.sink.put(_gap(durable[0]))
         for item in sorted([*fresh_live, *durable], key=lambda i: (i.cycle, i.attempt, i.n)):
             self._pass_on(item)
