@@ -62,9 +62,12 @@ def dies(request: ModelRequest) -> ModelResponse:
 
 
 def answers(request: ModelRequest) -> str:
-    """The end of the run; its prompt holds the task and the summary, and no more than that."""
+    """The end of the run; its prompt holds the task, the summary and the newest result, which the model has not read,
+    and no more than that."""
     assert not is_summary(request)
-    system, memory = request.messages
+    system, memory, asked, result = request.messages
+    assert asked.tool_calls[0].id == result.tool_call_id == "call_3"
+    assert result.content.startswith("result 3")
     assert system.role == "system"
     assert TASK in memory.content
     assert "4711" in memory.content
@@ -102,7 +105,7 @@ def test_a_summary_takes_the_place_of_the_history(store: CheckpointStore, tmp_pa
     assert compactions(outcome) == ["summary"]
     result = outcome.ok
     assert [cycle.memory_compacted for cycle in result.raw_result.cycles] == [False, False, False, True]
-    assert len(result.raw_result.messages) == 3  # what the model was shown, and its answer
+    assert len(result.raw_result.messages) == 5  # what the model was shown, and its answer
     assert result.token_usage.cycles[-1].usage.total_tokens == 930
 
 
@@ -202,8 +205,8 @@ def test_a_steer_that_comes_during_a_summary_is_said_to_the_model_after_it(
         return summarises(request)
 
     def hears(request: ModelRequest) -> str:
-        assert [message.role for message in request.messages] == ["system", "user", "user"]
-        assert request.messages[2].content == "Count the goats too."
+        assert [message.role for message in request.messages] == ["system", "user", "assistant", "tool", "user"]
+        assert request.messages[-1].content == "Count the goats too."
         return "done"
 
     complete(host(store, tmp_path).run([*steps(3), steered, hears]))

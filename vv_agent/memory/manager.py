@@ -19,6 +19,8 @@ MAX_FILES, FILE_TOKENS, FILES_TOKENS = 10, 5_000, 30_000
 """Files put back after a summary, and tokens of each and of all; a quarter of the threshold at most."""
 _WORTH_A_SUMMARY = 8
 """What could be summarised is at least the room's 8th: else a long task would have each cycle pay for a summary."""
+_PART_OF_A_SUMMARY = 3
+"""A summary has at most this part of the room."""
 DROP_STEP = 0.2
 """Part of the messages an emergency drops more at each attempt."""
 
@@ -78,8 +80,12 @@ class MemoryManager:
     def emergency_compact(
         self, messages: Sequence[Message], *, cycle_index: int | None = None, drop_ratio: float = DROP_STEP
     ) -> tuple[list[Message], bool]:
-        """The messages without that part of the oldest ones."""
+        """The messages without that part of the oldest ones; where none may go, with all large results in files."""
         done = stages.dropped(messages, drop_ratio, self.config.keep_recent_messages)
+        if done == list(messages):
+            done = self._moved(done)
+        elif self.session_memory is not None:
+            self.session_memory.on_compaction(current_tokens=self.count(done))
         return done, done != list(messages)
 
     def microcompact_messages(
@@ -121,20 +127,26 @@ class MemoryManager:
         if force or length > self.room.microcompact_threshold:
             now, mode, length = self._stage(now, stages.cleared(now, self.config), "micro", mode, length)
         if not force and length <= self.room.effective_threshold:
-            return Compaction(tuple(self._warned(now, length)), mode)
+            return Compaction(tuple(self.warned(now, length)), mode)
         shrunk = stages.moved(
             stages.without_images(now), self.config, self._keep, kept_last=self.config.tool_result_keep_last
         )
         now, mode, length = self._stage(now, shrunk, "structural", mode, length)
         # Just below the threshold, the next cycles would have to do the same again, each for a little.
-        if (not force and length <= self.room.microcompact_threshold) or len(now) <= 2:
+        if not force and length <= self.room.microcompact_threshold:
             return Compaction(tuple(now), mode)
-        if (
-            not force
-            and self.count(now) - self.count(self._head(now)) < self.room.effective_threshold // _WORTH_A_SUMMARY
-        ):
-            return Compaction(tuple(now), mode)
-        return self._summarised(now)
+        known = now[: stages.unread(now)]
+        if len(known) > 2 and (force or self._is_worth_a_summary(known)):
+            return self._summarised(known, now[len(known) :])
+        if force or length > self.room.effective_threshold:  # what the model has not read is too long by itself
+            now, mode, _ = self._stage(now, self._moved(now), "structural", mode, length)
+        return Compaction(tuple(now), mode)
+
+    def _is_worth_a_summary(self, known: list[Message]) -> bool:
+        return self.count(known) - self.count(self._head(known)) >= self.room.effective_threshold // _WORTH_A_SUMMARY
+
+    def _moved(self, messages: Sequence[Message]) -> list[Message]:
+        return stages.moved(messages, self.config, self._keep, kept_last=0)
 
     def _head(self, messages: Sequence[Message]) -> list[Message]:
         """What a summary leaves as it is: the system messages, and the first of the user."""
@@ -147,22 +159,24 @@ class MemoryManager:
         """The messages after a stage, the mode and the length; as before if the stage changed nothing."""
         return (after, name, self.count(after)) if after != before else (before, mode, length)
 
-    def _summarised(self, messages: list[Message]) -> Compaction:
-        config = self.config
-        bare = stages.moved(strip(messages), config, self._keep, kept_last=0)
-        made = None
-        if self.ask is not None:
-            raw = self.ask(summary.prompt(bare, config.language, self.ask_room or self.room.effective_threshold))
-            made = summary.of_model(raw or "", bare)
-        made = made or summary.local(bare, config.summary_event_limit)
-        files = self._files(made)
-        done = summary.compressed(bare, made, files=files, artifacts=stages.artifacts(bare))
+    def _summarised(self, known: list[Message], unread: list[Message]) -> Compaction:
+        """A summary in the place of what the model knows, and then what it has not read."""
+        config, room = self.config, self.room.effective_threshold
+        bare = self._moved(strip(known))
+        raw = self.ask(summary.prompt(bare, config.language, self.ask_room or room)) if self.ask else None
+        made = summary.bounded(summary.made(raw or "", bare, config.summary_event_limit), room // _PART_OF_A_SUMMARY)
+        done = summary.compressed(bare, made, files=self._files(made), artifacts=stages.artifacts(bare))
+        tokens = estimate_message(done[-1])
+        if self.count([*done, *unread]) > room:
+            unread = self._moved(unread)
+        done += unread
         if self.session_memory is not None:
             done = self.session_memory.applied(done)
             self.session_memory.on_compaction(current_tokens=self.count(done))
-        return Compaction(tuple(done), "summary", estimate_message(done[-1]))
+        return Compaction(tuple(done), "summary", tokens)
 
-    def _warned(self, messages: list[Message], length: int) -> list[Message]:
+    def warned(self, messages: list[Message], length: int) -> list[Message]:
+        """The messages, with a warning for the model if it is to be told that the room is nearly used up."""
         percentage = self._percentage(length)
         if not self.config.include_memory_warning or percentage < self.config.warning_threshold_percentage:
             return messages

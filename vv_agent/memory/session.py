@@ -6,12 +6,13 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vv_agent.errors import ToolError
-from vv_agent.memory.summary import first_array, rendered
+from vv_agent.memory.summary import first_array, within
 from vv_agent.memory.tokens import estimate
 from vv_agent.messages import Message
 from vv_agent.workspace.base import WorkspaceBackend
@@ -101,6 +102,8 @@ class SessionMemory:
     scope: str = "default"
     state: SessionMemoryState = field(default_factory=SessionMemoryState)
     check: Callable[[], None] = lambda: None
+    room: int = sys.maxsize
+    """Tokens a request for facts may have."""
 
     @property
     def path(self) -> str:
@@ -143,20 +146,19 @@ class SessionMemory:
         self, messages: Sequence[Message], *, current_cycle: int, current_tokens: int
     ) -> list[SessionMemoryEntry]:
         """Ask for the facts of the messages that were not looked at yet, keep them, and give them. An answer that
-        cannot be read has none."""
+        cannot be read has none; without an answer these messages are looked at again when there are more."""
         if self.ask is None:
             return []
         raw = self.ask(self.prompt(messages))
         new = self.add(first_array(raw or ""), current_cycle)
-        index = len(messages) - 1
+        index = self.state.last_message_index if raw is None else len(messages) - 1
         self.state = replace(self.state, initialized=True, last_message_index=index, last_tokens=current_tokens)
         self.save()
         return new
 
     def prompt(self, messages: Sequence[Message]) -> tuple[Message, Message]:
         """The request for facts; long texts are cut."""
-        fresh = strip(messages)[self.state.last_message_index + 1 :]
-        text = "\n\n".join(rendered(message) for message in fresh if message.role != "system")
+        text = within(strip(messages)[self.state.last_message_index + 1 :], self.room)
         return Message("system", _PROMPT.get(self.config.language, _PROMPT["en-US"])), Message("user", text)
 
     def save(self) -> None:

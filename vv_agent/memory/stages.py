@@ -124,16 +124,28 @@ def is_warning(message: Message) -> bool:
     return message.role == "user" and message.content.startswith(tuple(w.split("]")[0] for w in _WARNINGS.values()))
 
 
+def unread(messages: Sequence[Message]) -> int:
+    """The place where what the model has not read begins, with the message of its own that led to it (its calls): the
+    results of its last calls, what the user said since. The length of the messages if it has read all."""
+    last = max((place for place, message in enumerate(messages) if message.role == "assistant"), default=None)
+    if last is None:
+        first = next((place for place, message in enumerate(messages) if message.role == "user"), len(messages))
+        return min(first + 1, len(messages))
+    return last if last + 1 < len(messages) else len(messages)
+
+
 def dropped(messages: Sequence[Message], ratio: float, keep_recent: int) -> list[Message]:
     """The messages without the oldest ones: an emergency. System messages and the first of the user (the task, or what
-    became of it) stay, and `keep_recent` at least; what is left never begins with a tool's result."""
+    became of it), what the model has not read, and `keep_recent` at least stay; what is left never begins with a tool's
+    result."""
     first = next((place for place, message in enumerate(messages) if message.role == "user"), -1)
-    head = [m for place, m in enumerate(messages) if m.role == "system" or place == first]
-    rest = [m for place, m in enumerate(messages) if m.role != "system" and place != first]
+    kept = [place for place, message in enumerate(messages) if message.role == "system" or place == first]
+    rest = [place for place in range(len(messages)) if place not in set(kept)]
+    known = sum(place < unread(messages) for place in rest)
     count = min(math.floor(len(rest) * min(ratio, MAX_DROP_RATIO)), max(len(rest) - keep_recent, 0))
-    while 0 < count < len(rest) and rest[count].role == "tool":
+    while 0 < count < known and messages[rest[count]].role == "tool":
         count += 1
-    return [*head, *rest[count:]]
+    return [messages[place] for place in (*kept, *rest[min(count, known) :])]
 
 
 def tidied(messages: Sequence[Message]) -> list[Message]:

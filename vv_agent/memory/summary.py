@@ -31,6 +31,11 @@ MAX_ITEMS = 60
 """Entries a list of the summary keeps over several compactions, the newest."""
 _MAX_ARTIFACTS = 60
 _EXCERPT, _STATE = 200, 500
+_SIZES = ((MAX_ITEMS, 4_000), (MAX_ITEMS, 1_000), (30, 1_000), (30, 400), (15, 200), (8, 100))
+"""Entries of a list and code points of a text, from much to little: the first that fits is taken."""
+_BEGINS_JSON = re.compile(r"[`\s]*(json)?\s*[{\[]")
+LEAST_ROOM = 200
+"""Tokens a request has in any case: one without content would be paid for nothing."""
 PROMPT_CHARS, PROMPT_HEAD, PROMPT_TAIL = 2_000, 1_200, 400
 CUT = "\n...[truncated]...\n"
 _SYSTEM = {
@@ -55,8 +60,12 @@ _RANK = ("modified", "created", "deleted", "read")
 
 def prompt(messages: Sequence[Message], language: str, room: int) -> tuple[Message, Message]:
     """The request for a summary of about `room` tokens at most."""
-    system = Message("system", _SYSTEM.get(language, _SYSTEM["en-US"]))
-    limit = PROMPT_CHARS
+    return Message("system", _SYSTEM.get(language, _SYSTEM["en-US"])), Message("user", within(messages, room))
+
+
+def within(messages: Sequence[Message], room: int) -> str:
+    """Messages as text of about `room` tokens at most, but for very small ones; system messages are left out."""
+    limit, room = PROMPT_CHARS, max(room, LEAST_ROOM)
     while True:
         text = "\n\n".join(rendered(message, limit) for message in messages if message.role != "system")
         if estimate(text) <= room or limit <= 100:
@@ -65,7 +74,7 @@ def prompt(messages: Sequence[Message], language: str, room: int) -> tuple[Messa
     if (tokens := estimate(text)) > room:  # many small messages: the oldest summary and the newest work are in the ends
         part = max(1, len(text) * room // tokens // 2)
         text = text[:part] + CUT + text[len(text) - part :]
-    return system, Message("user", text)
+    return text
 
 
 def rendered(message: Message, limit: int = PROMPT_CHARS) -> str:
@@ -109,15 +118,28 @@ def _decoded(raw: str, opening: str) -> Iterator[Any]:
             continue
 
 
-def of_model(raw: str, messages: Sequence[Message]) -> dict[str, Any] | None:
-    """The summary in a model's answer, with the user's own words as they were said; None for an empty answer. A text
-    that is no JSON becomes the state of the work."""
-    text = answered(raw)
-    if not text:
-        return None
-    found = parsed(text) or {"current_work_state": text}
-    found.pop("original_user_messages", None)
-    return {"summary_version": VERSION, "original_user_messages": originals(messages), **found}
+def made(raw: str, messages: Sequence[Message], event_limit: int) -> dict[str, Any]:
+    """The summary of a history from a model's answer about it. What it holds takes the place of what rules find; the
+    user's own words, what the model wrote down for itself and earlier facts stay in any case.
+
+    Words that are no JSON become the state of the work. An answer that was cut off, or an object that is no summary,
+    has nothing: an earlier summary must not be lost for it.
+    """
+    text, by_rules = answered(raw), local(messages, event_limit)
+    found = parsed(text)
+    if found is not None and not found.keys().isdisjoint({*LISTS, "current_work_state"}):
+        before = _earlier(messages)
+        for name, more in (("user_constraints", []), ("key_facts", _notes(messages))):
+            if kept := _joined(before.get(name), [*_list(found.get(name)), *more]):
+                found[name] = kept
+        return {**found, "summary_version": VERSION, "original_user_messages": by_rules["original_user_messages"]}
+    if not text or _BEGINS_JSON.match(text):
+        return by_rules
+    return {**by_rules, "current_work_state": text}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 # What is made without a model.
@@ -174,7 +196,7 @@ def _earlier(messages: Sequence[Message]) -> dict[str, Any]:
 
 def _joined(before: Any, new: Sequence[Any]) -> list[Any]:
     """Both lists without repeats; the newest entries, and of files the last word about each."""
-    items = [*(before if isinstance(before, list) else ()), *new]
+    items = [*_list(before), *new]
     seen = {_key(item): item for item in items}
     return list(seen.values())[-MAX_ITEMS:]
 
@@ -236,6 +258,30 @@ def _errors(messages: Sequence[Message]) -> Iterator[dict[str, str]]:
             yield {"error": excerpt(message.content, _EXCERPT), "fix": fix, "file": ""}
 
 
+def bounded(summary: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """The summary within about `room` tokens: the newest entries of its lists, and the ends of long texts. Of the
+    user's words the first come before all others."""
+    kept: dict[str, Any] = {}
+    for items, chars in _SIZES:
+        kept = {name: _cut(value, items, chars) for name, value in summary.items()}
+        first, *later = summary.get("original_user_messages") or [""]
+        kept["original_user_messages"] = [shortened(str(first), max(2 * room, chars)), *_cut(later, items, chars)]
+        if estimate(json.dumps(kept, ensure_ascii=False)) <= room:
+            break
+    return kept
+
+
+def _cut(value: Any, items: int, chars: int) -> Any:
+    match value:
+        case str():
+            return shortened(value, chars)
+        case list():
+            return [_cut(item, items, chars) for item in value[-items:]]
+        case dict():
+            return {name: _cut(item, items, chars) for name, item in list(value.items())[:items]}
+    return value
+
+
 # The message that takes the place of the history.
 
 
@@ -245,7 +291,7 @@ def compressed(
     """The system messages, and one of the user with the requests, the summary, some files and the list of artifacts."""
     kept = [text for message in messages for text in (_block(message.content, _ARTIFACTS) or "").split("\n") if text]
     paths = list(dict.fromkeys([*kept, *artifacts]))[-_MAX_ARTIFACTS:]
-    requests = "\n\n".join(originals(messages))
+    requests = "\n\n".join(summary["original_user_messages"])
     parts = [_tagged(_REQUEST, requests), _tagged(_MEMORY, json.dumps(summary, ensure_ascii=False))]
     if files:
         parts.append(

@@ -9,21 +9,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vv_agent.checkpoint.record import Progress
 from vv_agent.errors import ClaimLost, LlmError
 from vv_agent.llm.base import ModelRequest, ModelResponse
-from vv_agent.memory import stages
 from vv_agent.memory.config import Capacity, MemoryConfig, capacity
 from vv_agent.memory.manager import DROP_STEP, Compaction, MemoryManager
-from vv_agent.memory.provider import CompactionExhaustedError
+from vv_agent.memory.provider import CompactionExhaustedError, MemoryProviderResult
 from vv_agent.memory.session import SessionMemory, SessionMemoryConfig, SessionMemoryState, text_messages
 from vv_agent.memory.tokens import estimate_message, estimate_tools
 from vv_agent.messages import Message
 from vv_agent.runtime import journal, model_call
 from vv_agent.runtime.control import HookFailed
 from vv_agent.runtime.eventlog import build
+from vv_agent.runtime.hooks import HOOK_CODE, host_call
 from vv_agent.runtime.output import Stop
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import storable
@@ -42,6 +43,8 @@ _TOO_LONG = (
     "prompt is too long", "prompt_too_long", "context_length_exceeded", "maximum context length", "request too large",
     "too many tokens",
 )  # fmt: skip
+_FACTS = 500
+"""Tokens the session memory has in the smallest window."""
 _LEAST, _MOST = 0.25, 4.0
 """What a provider's count may be of our estimate: beyond that it counts something else."""
 Rewrite = Callable[[Sequence[Message]], Sequence[Message]]
@@ -67,6 +70,10 @@ class Setup:
     summary_room: int
     """Tokens a request for a summary may have."""
     extraction: Route | None
+    extraction_room: int
+    """The same of a request for facts."""
+    facts: int
+    """Tokens the facts of the session memory may have."""
     overhead: int
     """Estimated tokens of the tool schemas."""
     quiet: int
@@ -78,18 +85,31 @@ class Setup:
         config, own = MemoryConfig.from_metadata(program.definition.run_metadata), program.resolved
         room = _room(config, program.settings, own)
         summary = _route(program, config.memory_summary_backend, config.memory_summary_model)
-        extractor = config.session_memory_extraction_backend, config.session_memory_extraction_model
-        other = room
-        if summary is not None:
-            other = _room(MemoryConfig(compact_threshold=0), summary.settings, summary.resolved)
-        remembers = config.session_memory_enabled and bool(extractor[1] or config.session_memory_seed)
-        quiet = room.microcompact_threshold if room.effective_threshold else sys.maxsize
+        extraction = _route(program, config.session_memory_extraction_backend, config.session_memory_extraction_model)
         bare = program.settings.model_copy(update={"response_format": None})
         return cls(
-            config=config, room=room, summary=summary or Route(program.model, own, bare),
-            summary_room=min(room.prompt_capacity, other.prompt_capacity), extraction=_route(program, *extractor),
-            overhead=estimate_tools(program.advertised), quiet=-1 if remembers else quiet,
+            config=config, room=room, summary=summary or Route(program.model, own, bare), extraction=extraction,
+            summary_room=min(room.prompt_capacity, _whole(summary, room)), extraction_room=_whole(extraction, room),
+            facts=min(SessionMemoryConfig.max_tokens, max(room.effective_threshold // 4, _FACTS)),
+            overhead=estimate_tools(program.advertised), quiet=_quiet(config, room),
         )  # fmt: skip
+
+
+def _quiet(config: MemoryConfig, room: Capacity) -> int:
+    if config.session_memory_enabled and (config.session_memory_extraction_model or config.session_memory_seed):
+        return -1
+    if not room.effective_threshold:
+        return sys.maxsize
+    if not config.include_memory_warning:
+        return room.microcompact_threshold
+    return min(room.microcompact_threshold, room.effective_threshold * config.warning_threshold_percentage // 100 - 1)
+
+
+def _whole(route: Route | None, room: Capacity) -> int:
+    """Tokens a request to a model beside the turns may have; without one the run's own is asked."""
+    if route is None:
+        return room.prompt_capacity
+    return _room(MemoryConfig(compact_threshold=0), route.settings, route.resolved).prompt_capacity
 
 
 def _room(config: MemoryConfig, settings: ModelSettings, resolved: ResolvedModelConfig) -> Capacity:
@@ -123,7 +143,7 @@ def keep_within(run: Run, rewrite: Rewrite | None = None) -> None:
     trigger = work.trigger(length)
     shown = work.extracted(list(given), length)
     if trigger is None:
-        work.settle(shown, Compaction(tuple(shown)))
+        work.settle(shown, Compaction(tuple(work.manager.warned(shown, length))))
     else:
         work.compact(shown, length, trigger, lambda: work.manager.run(shown, length))
 
@@ -166,8 +186,8 @@ def after_refusal(run: Run, error: LlmError) -> None:
     def shorter() -> Compaction:
         if attempt == 1:
             return work.manager.run(shown, length, force=True)
-        left = stages.dropped(shown, DROP_STEP * attempt, work.setup.config.keep_recent_messages)
-        return Compaction(tuple(left), "emergency" if left != shown else "none")
+        left, changed = work.manager.emergency_compact(shown, drop_ratio=DROP_STEP * attempt)
+        return Compaction(tuple(left), "emergency" if changed else "none")
 
     work.compact(shown, length, "prompt_too_long", shorter)
 
@@ -212,8 +232,8 @@ class _Pass:
         if not config.session_memory_enabled or not (self.setup.extraction or config.session_memory_seed):
             return None
         session = SessionMemory(
-            SessionMemoryConfig(language=config.language), workspace=run.program.workspace,
-            scope=run.body.session_id or run.key, check=run.hold.check,
+            SessionMemoryConfig(language=config.language, max_tokens=self.setup.facts), workspace=run.program.workspace,
+            scope=run.body.session_id or run.key, check=run.hold.check, room=self.setup.extraction_room,
         )  # fmt: skip
         if (route := self.setup.extraction) is not None:
             session.ask = lambda messages: self._ask("session_memory", route, messages)
@@ -231,6 +251,7 @@ class _Pass:
             return shown
         if session.ask is not None and session.should_extract(length, text_messages(shown)):
             session.extract(shown, current_cycle=index, current_tokens=length)
+            self._keep_what_was_paid()
         return session.applied(shown)
 
     # Model calls and files.
@@ -309,15 +330,21 @@ class _Pass:
     def settle(self, shown: list[Message], done: Compaction) -> None:
         """Log the messages and the session memory; save them if they were paid for, or must be counted."""
         run = self.run
-        if self.session is not None and (state := self.session.state.to_wire()) != run.transcript.session:
-            run.log(["y", state])
         if self.stage or list(done.messages) != run.transcript.messages:
             for item in run.transcript.rewritten(run.cycle, self.stage, done.messages):
                 run.log(item)
+        self._keep_what_was_paid(always=bool(self.stage))
+
+    def _keep_what_was_paid(self, *, always: bool = False) -> None:
+        """Save what model calls came to in one with their receipts and what they cost."""
+        run, asked = self.run, self.asked
+        if self.session is not None and (state := self.session.state.to_wire()) != run.transcript.session:
+            run.log(["y", state])
+        self.asked = []
         if run.account is not None:
-            for usage in self.asked:
+            for usage in asked:
                 run.account.after_aside(run, usage)
-        if self.asked or self.stage:
+        if asked or always:
             run.save(Progress())
 
     def _tell(self, stage: str, event_type: str, shown: Sequence[Message] = (), **fields: Any) -> None:
@@ -329,13 +356,16 @@ class _Pass:
         for provider in run.program.memory_providers:
             name = getattr(provider, "name", "") or type(provider).__name__
             told = emitted._replace(fields={**fields, "metadata": metadata} if metadata else fields)
+            event, call = build(run.body, told), getattr(provider, stage)
             try:
-                result = getattr(provider, stage)(build(run.body, told))
-                if result is not None:
-                    results[name] = storable(result.metadata)
-            except Exception as error:  # the host's own code
+                result = host_call(run, name, HOOK_CODE, partial(call, event), MemoryProviderResult)
+            except HookFailed as failed:
+                error = failed.__cause__ or failed
                 kind = type(error).__name__
                 errors.append({"provider": name, "stage": stage, "error": str(error), "error_type": kind})
+            else:
+                if result is not None:
+                    results[name] = storable(result.metadata)
         said = {"memory_provider_results": results, "memory_provider_errors": errors}
         kept = storable({name: value for name, value in said.items() if value})
         run.tell(emitted._replace(fields={**fields, "metadata": kept}) if kept else emitted)

@@ -243,6 +243,7 @@ class Transcript:
         """A segment begins with its input, or goes on with that of the one before."""
         if before is not None:
             self.messages, self.estimated, self.identity, self.last_text = [], 0, b"", None
+            self.measured = None  # another agent goes on, whose model and tools count otherwise
             for message in before:
                 self._append(message)
         self._first[segment] = len(self.history)

@@ -47,13 +47,16 @@ def keep(
     workspace: WorkspaceBackend | None, cycle: int, tool_call_id: str, text: str, check_claim: Callable[[], None],
     *, folder: str = ARTIFACTS,
 ) -> str:  # fmt: skip
-    """Write a text into the workspace and give its path; the same call writes the same file again."""
+    """Write a text into the workspace and give its path. The same call writes the same file again; another call with
+    the same id, which some providers give to each first call, has a file of its own."""
     if workspace is None:
         raise OSError("this run has no workspace")
     name = tool_call_id if _SAFE.fullmatch(tool_call_id) else f"tool_result_{_hex(f'{tool_call_id}{chr(0)}{text}')}"
-    path = f"{folder}/cycle_{cycle}/{name}.txt"
+    path, data = f"{folder}/cycle_{cycle}/{name}.txt", _wrapped(text).encode()
+    if workspace.is_file(path) and workspace.read_bytes(path) != data:
+        path = f"{folder}/cycle_{cycle}/{name}-{_hex(text)[:8]}.txt"
     check_claim()
-    workspace.write_bytes(path, _wrapped(text).encode(), before_rename=check_claim)
+    workspace.write_bytes(path, data, before_rename=check_claim)
     return path
 
 

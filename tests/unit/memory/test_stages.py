@@ -10,7 +10,7 @@ import pytest
 from vv_agent.errors import ConfigError
 from vv_agent.memory import MemoryConfig, MemoryManager, SessionMemory, SessionMemoryConfig
 from vv_agent.memory.stages import dropped, without_images
-from vv_agent.memory.summary import MAX_REQUESTS_CHARS, answered, local, of_model, originals, prompt
+from vv_agent.memory.summary import MAX_REQUESTS_CHARS, answered, bounded, local, made, originals, prompt
 from vv_agent.memory.tokens import estimate, estimate_message
 from vv_agent.messages import Message, ToolCall
 from vv_agent.runtime.transcript import Transcript, log_entry
@@ -61,10 +61,41 @@ def test_an_image_stays_until_the_model_has_answered_to_it() -> None:
 def test_a_models_answer_is_freed_of_what_is_around_it() -> None:
     raw = '<analysis>hm {1}</analysis><summary>```json\n{"key_facts": ["a"]}\n```</summary>'
     assert answered(raw) == '{"key_facts": ["a"]}'
-    made = of_model(raw, [Message("user", "Do it.")])
-    assert made == {"summary_version": "2.0", "original_user_messages": ["Do it."], "key_facts": ["a"]}
-    assert of_model("All is well.", [])["current_work_state"] == "All is well."  # type: ignore[index]
-    assert of_model(" <analysis>only</analysis> ", []) is None
+    read = made(raw, [Message("user", "Do it.")], 10)
+    assert read == {"summary_version": "2.0", "original_user_messages": ["Do it."], "key_facts": ["a"]}
+    assert made("All is well.", [], 10)["current_work_state"] == "All is well."
+    assert made(" <analysis>only</analysis> ", [], 10) == local([], 10)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ['{"key_facts": ["new"], "progress": [{"cut": "o', '```json\n{"files": [{"path": "a"}', "I cannot help with that.", "[]", "{}"],
+)  # fmt: skip
+def test_an_answer_that_is_no_summary_leaves_what_an_earlier_one_held(answer: str) -> None:
+    memory = '<Compressed Agent Memory>\n{"key_facts": ["the code is 7"]}\n</Compressed Agent Memory>'
+    told = [Message("system", "s"), Message("user", memory), *turn(1)]
+    assert made(answer, told, 10)["key_facts"] == ["the code is 7"]
+    assert "cut" not in made(answer, told, 10)
+
+
+def test_what_the_model_wrote_down_and_earlier_facts_are_in_every_summary() -> None:
+    note = ToolCall("n", "compress_memory", '{"core_information": "the gate is blue"}')
+    memory = '<Compressed Agent Memory>\n{"key_facts": ["the code is 7"]}\n</Compressed Agent Memory>'
+    told = [Message("system", "s"), Message("user", memory), Message("assistant", "", tool_calls=(note,))]
+    kept = made('{"key_facts": ["new"]}', told, 10)["key_facts"]
+    assert kept == ["the code is 7", "new", "the gate is blue"]
+
+
+@pytest.mark.parametrize("room", [500, 2_000, 20_000])
+def test_a_summary_is_never_longer_than_its_part_of_the_room(room: int) -> None:
+    said = {
+        "progress": [f"{n} " + "x" * 3_000 for n in range(200)],
+        "original_user_messages": ["Do it.", *["y" * 4_000] * 9],
+    }
+    short = bounded(said, room)
+    assert estimate(str(short)) <= room * 1.1
+    assert short["progress"][-1].startswith("199 ")
+    assert short["original_user_messages"][0] == "Do it."
 
 
 def test_many_words_of_the_user_are_kept_from_the_newest_on_and_the_first_whole() -> None:
