@@ -1,4 +1,4 @@
-"""Prints what the contract tests ran, set aside and left pending."""
+"""Prints what the contract tests ran and set aside."""
 
 from __future__ import annotations
 

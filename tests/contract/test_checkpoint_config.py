@@ -24,6 +24,8 @@ FIXTURE = load("checkpoint_config.json")
 
 BY_ITSELF = "a run resumes by itself (DESIGN 10): the default repeats what may be repeated"
 PARKED = "hand-offs and approvals work with checkpoints, under one key (DESIGN 10)"
+CHILDREN = ("agent_as_tool", "background_agent")
+TREE = "sub-agents work with checkpoints (DESIGN 10): a child is a record of its parent's tree, under a key of its own"
 RUN_SCOPE_ASIDE = (
     "handoff_with_checkpoint",
     "handoff_error_code",
@@ -37,17 +39,9 @@ CASES = Cases(
         "defaults/ambiguous_tool_policy": BY_ITSELF,
         "runner_cases/per_run_object_replaces_runner_default/default_policies": BY_ITSELF,
     }
-    | {f"run_scope/{name}": PARKED for name in RUN_SCOPE_ASIDE},
-    pending={
-        f"run_scope/{name}": ("control", "sub-agents and approvals are not built yet")
-        for name in FIXTURE["run_scope"]
-        if name not in RUN_SCOPE_ASIDE and name != "checkpoint_key_belongs_to_one_root_run_definition"
-    }
-    | {
-        f"runner_cases/{case['name']}": ("control", "agents as tools are not built yet")
-        for case in FIXTURE["runner_cases"]
-        if "child_invocation" in case
-    },
+    | {f"run_scope/{name}": PARKED for name in RUN_SCOPE_ASIDE}
+    | {f"run_scope/{kind}_child_inherits_parent_checkpoint_config": TREE for kind in CHILDREN}
+    | {f"runner_cases/{case['name']}": TREE for case in FIXTURE["runner_cases"] if "child_invocation" in case},
 )
 STRICT = {
     "ambiguous_model_policy": "require_reconciliation",

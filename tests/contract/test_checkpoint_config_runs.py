@@ -9,16 +9,29 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_checkpoint_config import CASES, FIXTURE, STRICT
+from tests.contract.approved import Approved
+from tests.contract.test_checkpoint_config import CASES, CHILDREN, FIXTURE, STRICT
 from tests.contract.test_checkpoint_resume import CHECKPOINT_EVENTS
 from tests.runs import Died, Host, QueueProvider, Recording
-from vv_agent import Agent, CapabilityRef, CheckpointConfig, NoToolPolicy, RunConfig, Runner
+from tests.scenarios.agents import by_agent
+from vv_agent import (
+    Agent,
+    ApprovalDecision,
+    CapabilityRef,
+    CheckpointConfig,
+    NoToolPolicy,
+    RunConfig,
+    Runner,
+    function_tool,
+)
 from vv_agent.checkpoint.memory import MemoryStore
-from vv_agent.checkpoint.record import NewRun
+from vv_agent.checkpoint.record import Filter, NewRun
 from vv_agent.definition import RunDefinition
 from vv_agent.errors import CheckpointError
 from vv_agent.events import RunEvent
 from vv_agent.result import RunResult
+from vv_agent.testing import ScriptedProvider
+from vv_agent.testing import call as scripted
 
 AGENT = Agent(name="assistant", instructions="Answer.", no_tool_policy=NoToolPolicy.FINISH)
 
@@ -102,8 +115,12 @@ def present(call: Call, existing: dict[str, Any], wire: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", FIXTURE["runner_cases"], ids=lambda case: case["name"])
 def test_a_runner_case(case: dict[str, Any], call: Call) -> None:
     name = f"runner_cases/{case['name']}"
-    if name in CASES.pending:
-        CASES.show(name)
+    if "child_invocation" in case:
+        with CASES.run(name):
+            assert case["child_invocation"] == {"kind": "agent_as_tool", "explicit_checkpoint_config": None}
+            keys = family(call, AGENT.as_tool(), case["run_config"])
+            keys.remove(case["expected"]["parent_checkpoint_key"])
+            assert bool(keys) is case["expected"]["child_checkpoint_enabled"]
         return
     with CASES.run(name):
         if case.get("existing"):
@@ -127,6 +144,58 @@ def test_a_runner_case(case: dict[str, Any], call: Call) -> None:
             "effective_ambiguous_tool_policy": lambda: call.policy().ambiguous_tool_policy,
         }
         assert {key: seen[key]() for key in expected} == expected
+
+
+def family(call: Call, tool: Any, wire: Any) -> list[str]:
+    """The keys of the records of a run that has another agent work for it once."""
+    boss = Agent(name="boss", instructions="Lead.", no_tool_policy=NoToolPolicy.FINISH, tools=[tool])
+    work = {"Lead.": [scripted(tool.name, {"task_description": "x"}), "Done."], "Answer.": ["found"]}
+    runner = Runner(model_provider=ScriptedProvider(by_agent(work)), workspace=call.folder)
+    result = runner.run_sync(boss, "Go.", run_config=RunConfig(checkpoint_config=call.config(wire)))
+    assert result.final_output == "Done."
+    return [head.key for head in call.store.find(Filter(root_key=wire["key"]))]
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_a_child_has_a_key_of_its_own(kind: str, call: Call) -> None:
+    name = f"{kind}_child_inherits_parent_checkpoint_config"
+    tool = AGENT.as_tool() if kind == "agent_as_tool" else AGENT.as_background_task()
+    keys = family(call, tool, {"key": "parent-run"})
+    assert len({*keys, "parent-run"}) == 2, "the child has a key of its own"
+    with CASES.run(f"run_scope/{name}"):
+        assert (len(keys) == 2) is FIXTURE["run_scope"][name]
+
+
+def test_a_tool_may_run_an_agent_under_a_key_of_its_own(call: Call) -> None:
+    @function_tool(idempotency="supported")
+    def ask_expert() -> str:
+        """Ask an expert."""
+        config = RunConfig(checkpoint_config=call.config({"key": "child-run"}))
+        runner = Runner(model_provider=QueueProvider(["because"]), workspace=call.folder)
+        return str(runner.run_sync(AGENT, "Why?", run_config=config).final_output)
+
+    with CASES.run("run_scope/child_may_use_an_explicit_distinct_checkpoint_key"):
+        parent, child = own_runs(call, ask_expert)
+        assert (parent.key, child.key) == ("parent-run", "child-run")
+        assert FIXTURE["run_scope"]["child_may_use_an_explicit_distinct_checkpoint_key"] is True
+
+
+def own_runs(call: Call, tool: Any) -> list[NewRun]:
+    """The records of a run that calls a tool once."""
+    agent = replace(AGENT, tools=[tool])
+    runner = Runner(model_provider=ScriptedProvider([scripted(tool.name, {}), "Done."]), workspace=call.folder)
+    config = RunConfig(checkpoint_config=call.config({"key": "parent-run"}))
+    assert runner.run_sync(agent, "Go.", run_config=config).final_output == "Done."
+    return call.store.created
+
+
+def test_who_resumes_after_an_approval_finds_the_operation_of_before(tmp_path: Path) -> None:
+    with CASES.run("run_scope/approval_resume_reenters_operation_journal"):
+        assert FIXTURE["run_scope"]["approval_resume_reenters_operation_journal"] is True
+        asked = Approved(tmp_path)
+        asked.decide(ApprovalDecision.allow())
+        assert [entry["state"] for entry in asked.seen] == ["started"]
+        assert asked.keys == [asked.key]
 
 
 def again(call: Call, case: dict[str, Any]) -> str | None:
@@ -179,8 +248,8 @@ def test_a_key_belongs_to_one_definition(call: Call) -> None:
         assert host.head() == before
 
 
-def test_facts_that_wait_or_differ_are_shown() -> None:
+def test_facts_that_differ_are_shown() -> None:
     for section in ("run_scope", "defaults"):
         for name in FIXTURE[section]:
-            if f"{section}/{name}" in CASES.pending or f"{section}/{name}" in CASES.differs:
+            if f"{section}/{name}" in CASES.differs and "_child_" not in name:
                 CASES.show(f"{section}/{name}")

@@ -16,12 +16,13 @@ import pytest
 from tests.contract.aside import Cases
 from tests.contract.fixtures import load
 from tests.runs import MODEL, TOOL, Died, Host, Outcome, asks, receipt, response
-from vv_agent import CancellationToken, ToolContext, ToolOutput, function_tool
+from vv_agent import CancellationToken, CapabilityRef, ToolContext, ToolOutput, function_tool
 from vv_agent.budget import RunBudgetLimits
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.record import Commit, End, Progress
 from vv_agent.checkpoint.sql import SqlStore
 from vv_agent.checkpoint.store import CheckpointStore
+from vv_agent.event_store import MemoryRunEventStore
 from vv_agent.messages import Message
 from vv_agent.results import ToolExecutionResult
 from vv_agent.runtime import account
@@ -45,11 +46,6 @@ CASES = Cases(
         "runner_cases/approval_resume_reenters_tool_journal": SAME_KEY,
         "terminal_precedence/unresolved_ambiguous_operation>cancellation": CANCEL_FIRST,
         "fault_test_requirements/cross_language_sqlite": "storage forms are ours, no other program reads them",
-    },
-    pending={
-        "fault_test_requirements/event_dedupe_with_idempotent_store": (
-            "control", "RunConfig has no event_store yet; append_once itself is tested with the event stores",
-        ),
     },
 )  # fmt: skip
 
@@ -318,9 +314,6 @@ def test_a_policy_repeats_a_started_call_of_a_repeatable_tool_with_its_key(
 @pytest.mark.parametrize(("high", "low"), PAIRS)
 def test_what_comes_first(high: str, low: str, store: CheckpointStore, tmp_path: Path) -> None:
     name = f"terminal_precedence/{high}>{low}"
-    if name in CASES.pending:
-        CASES.show(name)
-        return
     with CASES.run(name):
         service = Service()
         host = Host(store, tmp_path, [service.tool("unknown")])
@@ -389,8 +382,25 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(store: CheckpointStore,
         assert parts.token_usage == whole.token_usage
         assert whole.budget_usage is not None
         assert parts.budget_usage == whole.budget_usage.model_copy(update={"elapsed_ms": parts.budget_usage.elapsed_ms})
-    CASES.show("fault_test_requirements/event_dedupe_with_idempotent_store")
     CASES.show("fault_test_requirements/cross_language_sqlite")
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("verb", ["store.save.progress", "store.save.commit", "store.save.end"])
+def test_an_event_store_that_knows_an_event_again_has_each_once(tmp_path: Path, verb: str, side: str) -> None:
+    with requirement("event_dedupe_with_idempotent_store"):
+        kept = MemoryRunEventStore()
+        host = Host(MemoryStore(), tmp_path, [Service().tool("supported")], checkpoint={
+            "ambiguous_model_policy": "retry_with_duplicate_risk",
+            "ambiguous_tool_policy": "retry_idempotent_only",
+            "capability_refs": {"event_store": CapabilityRef(id="tests.events", version="1")},
+        }, config={"event_store": kept})  # fmt: skip
+        assert isinstance(host.run([asks(), "done"], die_at=(verb, side, 1)).error, Died)
+        result = host.run([asks(), "done"] if verb != "store.save.end" else ["done"]).ok
+        assert result.status == "completed"
+        ids = [event.event_id for event in kept.replay(result.run_id)]
+        assert len(ids) == len(set(ids))
+        assert [event.type for event in kept.replay(result.run_id)].count("run_completed") == 1
 
 
 def test_a_process_that_is_killed_leaves_a_run_that_goes_on(tmp_path: Path) -> None:

@@ -10,22 +10,20 @@ import pytest
 from tests.contract.aside import Cases
 from tests.contract.fixtures import load
 from tests.runs import QueueProvider, asks, response
-from vv_agent import Agent, RunConfig, Runner
+from vv_agent import Agent, NoToolPolicy, RunConfig, Runner
 from vv_agent._json import MAX_WIRE
+from vv_agent.agent import SubAgentConfig
 from vv_agent.event_store import MemoryRunEventStore
 from vv_agent.events import EVENT_CLASSES, RunEvent
 from vv_agent.llm.base import ModelResponse
 from vv_agent.llm.payloads import part_of
+from vv_agent.llm.reference import ResolvedModelConfig
 from vv_agent.sessions import MemorySession
+from vv_agent.testing import ScriptedProvider, call
 
 FIXTURE = load("llm_stream_projection.json")
 SCENES = [name for name, value in FIXTURE.items() if isinstance(value, dict) and "provider_payloads" in value]
-CASES = Cases(
-    "llm_stream_projection.json",
-    pending={
-        "scope_rules/configured_child": ("control", "sub-agents are not built yet"),
-    },
-)
+CASES = Cases("llm_stream_projection.json")
 DYNAMIC = {"event_id", "run_id", "trace_id", "created_at"}
 
 
@@ -104,7 +102,42 @@ def test_an_observer_that_fails_changes_nothing(name: str, tmp_path: Path) -> No
         assert FIXTURE["public_event_surface"]["observer_failure"] == "isolated"
         result, _ = observe(FIXTURE[name], tmp_path, stream=fail)
         assert result.status == "completed"
-    CASES.show("scope_rules/configured_child")
+
+
+class Team(ScriptedProvider):
+    """The lead plays a script; the model of its sub-agent is a foreign client."""
+
+    def __init__(self, steps: list[Any], foreign: Foreign) -> None:
+        super().__init__(steps)
+        self._foreign = foreign
+
+    def client(self, resolved: ResolvedModelConfig) -> Any:
+        return self._foreign if resolved.model_id == "foreign" else super().client(resolved)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_payloads_of_a_sub_agents_model_are_events_of_its_own_run(name: str, tmp_path: Path) -> None:
+    scene, rules = FIXTURE[name], FIXTURE["scope_rules"]["configured_child"]
+    with CASES.run("scope_rules/configured_child"):
+        assert (rules["identity_source"], rules["cycle_source"]) == ("child_lifecycle", "framework_injected_cycle")
+        cycle = scene["context"]["cycle_index"]
+        text = "".join(p.get("content_delta") or p.get("delta") or "" for p in scene["provider_payloads"])
+        step = asks("task_finish", call_id="call_stream", arguments={"message": "done"})
+        foreign = Foreign(scene["provider_payloads"], cycle - 1, response(step | {"content": text}))
+        child = SubAgentConfig("foreign", system_prompt="Stream.", max_cycles=cycle)
+        lead = Agent(name="lead", instructions="Lead.", no_tool_policy=NoToolPolicy.FINISH, sub_agents={"child": child})
+        work = call("create_sub_task", {"agent_id": "child", "task_description": "x"})
+        runner = Runner(model_provider=Team([work, "Done."], foreign), workspace=tmp_path)
+        result = runner.run_sync(lead, "hello")
+        types = {mapping["wire_type"] for mapping in FIXTURE["mappings"].values()}
+        events = [event.to_wire() for event in result.events if event.type in types and event.agent_name == "child"]
+        live = [wire for wire in events if wire["cycle_index"] == cycle]
+        own = DYNAMIC | {"agent_name", "session_id", "parent_run_id"}
+        assert [{k: v for k, v in wire.items() if k not in own} for wire in live] == [
+            {k: v for k, v in wire.items() if k not in own} for wire in scene["expected_wire_events"]
+        ]
+        (started,) = [event for event in result.events if event.type == "sub_run_started"]
+        assert {(wire["run_id"], wire["parent_run_id"]) for wire in live} == {(started.run_id, result.run_id)}
 
 
 @pytest.mark.parametrize("source", list(FIXTURE["mappings"]))

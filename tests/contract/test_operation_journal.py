@@ -44,19 +44,7 @@ ENTRIES["model_started"] = ENTRIES["model_planned"] | {"state": "started"}
 RECEIPT = {"any": "json"}
 ERROR = OperationError(code="refused", message="no", retryable=False)
 
-LATER = {
-    "approval": ("control", "approvals are not built yet"),
-    "memory": ("memory", "compaction is not built yet"),
-}
-CASES = Cases(
-    "operation_journal.json",
-    pending={
-        f"pre_start_rules/{name}": later
-        for name in FIXTURE["pre_start_rules"]
-        for word, later in LATER.items()
-        if name.startswith(word)
-    },
-)
+CASES = Cases("operation_journal.json")
 
 
 def named(section: Any) -> Any:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.contract.approved import Approved
 from tests.contract.test_operation_journal import CASES, ENTRIES, FIXTURE, named
 from tests.contract.test_resume_events import Decides
-from tests.runs import MODEL, TOOL, Host, Outcome, asks, receipt
+from tests.runs import MODEL, TOOL, Died, Host, Outcome, asks, receipt
 from vv_agent import (
+    ApprovalDecision,
     BeforeToolCallPatch,
     CancellationToken,
     LlmError,
@@ -24,6 +26,7 @@ from vv_agent import (
     ToolOutput,
     ToolPolicy,
 )
+from vv_agent.checkpoint.identity import model_operation_id
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.runtime.transcript import unpack
 from vv_agent.tools.function import FunctionTool, function_tool
@@ -322,10 +325,51 @@ def test_a_result_that_a_hook_gives_starts_nothing(tmp_path: Path) -> None:
         assert outcome.event("tool_call_completed").execution_started is False
 
 
-@pytest.mark.parametrize("name", list(FIXTURE["pre_start_rules"]))
-def test_what_waits_for_approvals_and_memory_is_shown(name: str) -> None:
-    if f"pre_start_rules/{name}" in CASES.pending:
-        CASES.show(f"pre_start_rules/{name}")
+def test_a_call_that_waits_for_an_approval_is_planned_until_that_is_stored(tmp_path: Path) -> None:
+    with (
+        rule("pre_start_rules", "approval_pending_may_remain_planned"),
+        rule("pre_start_rules", "approval_grant_must_be_durable_before_started"),
+    ):
+        asked = Approved(tmp_path)
+        outcome = asked.decide(ApprovalDecision.allow())
+        for journal in (asked.waiting, asked.decided):
+            assert journal.get(TOOL, {"state": "planned"})["state"] == "planned"
+        assert [entry["state"] for entry in asked.seen] == ["started"]
+        assert outcome.ok.status == "completed"
+
+
+def test_who_goes_on_after_an_approval_carries_out_the_call_that_was_approved(tmp_path: Path) -> None:
+    with (
+        rule("pre_start_rules", "approval_resume_uses_source_tool_call_id_request_digest_and_idempotency_key"),
+        rule("pre_start_rules", "approval_resume_operation_id_is_stable_within_the_distinct_resume_run"),
+    ):
+        asked = Approved(tmp_path)
+        outcome = asked.decide(ApprovalDecision.allow())
+        assert [entry["state"] for entry in asked.seen] == ["started"], "under the id of before"
+        assert asked.keys == [asked.key]
+        assert (asked.shown["call_id"], asked.told(outcome)) == ("call_1", {"call_1": "written"})
+
+
+@pytest.mark.parametrize("decision", [ApprovalDecision.deny(), ApprovalDecision.timeout()])
+def test_a_call_that_is_not_approved_is_never_started(tmp_path: Path, decision: ApprovalDecision) -> None:
+    with rule("pre_start_rules", "approval_denial_or_timeout_writes_started"):
+        asked = Approved(tmp_path)
+        outcome = asked.decide(decision)
+        assert (outcome.ok.status, asked.seen, started(outcome)) == ("completed", [], False)
+        assert '"ok": false' in asked.told(outcome)["call_1"]
+
+
+def test_the_model_calls_of_memory_are_operations(tmp_path: Path) -> None:
+    with rule("pre_start_rules", "memory_compaction_and_ptl_model_requests_are_journaled_model_operations"):
+        refused = LlmError("context_length", "prompt is too long", definite=True)
+        run = host(tmp_path, [Calls(lambda context: ToolOutput.text("r" * 900)).tool("supported")])
+        dies: list[Any] = [Died("in the summary")]
+        outcome = run.run([asks(), asks(call_id="call_2"), refused, *dies], max_cycles=9)
+        assert isinstance(outcome.error, Died)
+        assert {name: entry["state"] for name, entry in run.journal().items()} == {
+            model_operation_id(3, "main"): "planned",  # it goes on once the summary is there
+            model_operation_id(3, "memory_summary:1"): "started",
+        }
 
 
 def test_a_tool_sees_its_key_and_the_model_does_not(tmp_path: Path) -> None:

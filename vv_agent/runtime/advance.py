@@ -157,6 +157,8 @@ def _after(engine: Engine, run: Run) -> Advanced:
         if engine.sinks(run.key):  # who listens here reads the result next
             run.remember()
         told = [task["key"] for task in run.children.unfinished]
+        for key in told:  # those that this process advances need not wait for the next renewal of their lease
+            engine.keeper.poke(key)
         above = () if head.parent_key is None else _ready(engine, [head.parent_key])
         return Advanced("ended", head, below=(*below, *_ready(engine, told)), above=above)
     run.remember()
