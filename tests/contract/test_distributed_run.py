@@ -253,5 +253,5 @@ def _unwind(*args: object) -> None:
 
 
 def test_every_other_case_is_listed_with_its_reason() -> None:
-    for name in [*LEASES.differs, *LEASES.pending]:
+    for name in LEASES.differs:
         LEASES.show(name)

@@ -36,7 +36,7 @@ from vv_agent.runtime.control import HookFailed
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.tool_context import copied
 from vv_agent.runtime.transcript import clean, storable
-from vv_agent.runtime.waiting import Interrupted, RunCancelled, Stopping, submit, wait_for
+from vv_agent.runtime.waiting import Interrupted, RunCancelled, Stopping, heed, submit, wait_for
 from vv_agent.tools.arguments import parse_arguments
 from vv_agent.tools.base import ToolContext
 from vv_agent.tools.orchestrator import ToolOrchestrator
@@ -55,6 +55,8 @@ def host_call(
 
     `closing`: it is about something that is over, and has its grace also when the run was cancelled before.
     """
+    if not closing:
+        heed(run)
     token = CancellationToken()
     call = submit(run, lambda: _checked(awaited(work(), token), kind), here=True)
     if closing and (run.inbox.cancel is not None or run.hold.stopped is not None):

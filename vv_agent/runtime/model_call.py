@@ -26,7 +26,7 @@ from vv_agent.messages import Message, ToolCall
 from vv_agent.runtime import hooks
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import clean
-from vv_agent.runtime.waiting import submit, wait_for
+from vv_agent.runtime.waiting import heed, submit, wait_for
 
 RISK = "duplicate_model_request_and_cost"
 MAX_LOST = 3
@@ -120,6 +120,7 @@ def _once(run: Run, asked: Asked) -> ModelResponse:
 
 def _carried_out(run: Run, model: Model, request: ModelRequest, show: Callable[[Part], object]) -> ModelResponse:
     run.hold.check()
+    heed(run)
 
     def work() -> ModelResponse:
         with _probed(run), _border(request.model_id):

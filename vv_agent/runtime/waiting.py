@@ -106,6 +106,12 @@ def wait_for(
     return True
 
 
+def heed(run: Run) -> None:
+    """Before something begins: raise `RunCancelled` if this process was just told of a cancel."""
+    if run.hold.signalled and refreshed(run) and run.inbox.cancel is not None:
+        raise RunCancelled(run.inbox.cancel)
+
+
 def refreshed(run: Run) -> bool:
     """Read the signals; False when the store does not answer: that is no reason to leave a running call."""
     try:
