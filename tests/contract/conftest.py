@@ -18,7 +18,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("contract cases")
     with_lists = set()
     for cases in FILES:
-        if cases.ran or cases.aside or cases.waiting:
+        if cases.ran or cases.aside:
             with_lists.add(cases.fixture)
             for line in cases.report():
                 terminalreporter.write_line(line)
