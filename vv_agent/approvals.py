@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,12 @@ class ApprovalDecision:
             raise ConfigError(
                 "approval_invalid", f"action {self.action!r} is not one of {', '.join(ApprovalAction)}"
             ) from None
+        if not isinstance(self.reason, str):
+            raise ConfigError("approval_invalid", f"the reason of a decision is text, not {self.reason!r}")
+        try:
+            json.dumps(self.metadata if isinstance(self.metadata, dict) else dict(self.metadata))
+        except (TypeError, ValueError) as error:
+            raise ConfigError("approval_invalid", f"the metadata of a decision is no JSON object: {error}") from None
 
     @classmethod
     def allow(cls, reason: str | None = None, *, metadata: Mapping[str, Any] | None = None) -> ApprovalDecision:

@@ -24,7 +24,7 @@ from vv_agent.checkpoint.record import Head
 from vv_agent.config import RunConfig
 from vv_agent.dispatch.base import Backend, CycleDispatcher
 from vv_agent.dispatch.inline import InlineBackend
-from vv_agent.errors import CheckpointError, VVAgentError
+from vv_agent.errors import LASTING_FAULTS, CheckpointError, StoreError, VVAgentError
 from vv_agent.events import ApprovalRequestedEvent, ApprovalResolvedEvent, RunEvent, make_event
 from vv_agent.launch import Admitted, open_approvals
 from vv_agent.outcome import read_result
@@ -92,7 +92,7 @@ class Start:
         """The result, with what this call knows and the record does not."""
         kind = self._run.program.hooks.output_type
         result = read_result(self.engine, self._run.key, tuple(self._feed.events), kind)
-        return replace(result, cancellation=self._config.cancellation_token)
+        return replace(result, cancellation=self._config.cancellation_token, config=self._config)
 
     def _drive(self, loop: asyncio.AbstractEventLoop | None) -> None:
         key, engine = self._run.key, self.engine
@@ -228,17 +228,32 @@ class Desk:
             except BaseException as error:  # whatever it is: nobody else would hear of it
                 self._discard(name)
                 message = str(error) or type(error).__name__
-                patiently(lambda: self._handle.fail_approval(name, message))
+                self._tell(name, lambda: self._handle.fail_approval(name, message))
                 return
             if decision is not None:
-                patiently(lambda: self._handle.approve(name, decision))
+                self._tell(name, lambda: self._handle.approve(name, decision))
+
+    def _tell(self, name: str, post: Callable[[], object]) -> None:
+        """Post a decision, however long the store takes none: nobody else has it."""
+        while True:
+            try:
+                post()
+                return
+            except StoreError as error:
+                if error.code in LASTING_FAULTS:
+                    raise
+            with self._settled:
+                if self._settled.wait_for(lambda: self._over or name in self._resolved, _LOOK):
+                    return
 
     def _decide(self, request: ApprovalRequest) -> ApprovalDecision | None:
         if self._provider is None:
             return None
         wants = getattr(self._provider, "should_request", None)
-        if wants is not None and not wants(request):
-            return ApprovalDecision.allow()
+        if wants is not None:
+            asked = wants(request)
+            if not (run_async(asked) if inspect.isawaitable(asked) else asked):
+                return ApprovalDecision.allow()
         decision = self._provider.decide(request)
         if inspect.isawaitable(decision):
             decision = run_async(decision)

@@ -32,6 +32,16 @@ T = TypeVar("T")
 Answer: TypeAlias = "T | Awaitable[T | None] | None"
 """What a hook gives: a value, an awaitable of one, or None."""
 
+
+def _must(what: str, fits: bool, given: object) -> None:
+    if not fits:
+        raise ConfigError("hook_answer_invalid", f"{what} cannot be {given!r}; see the class it was given to")
+
+
+def _is_list(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes)
+
+
 # Runtime hooks.
 
 
@@ -60,6 +70,13 @@ class BeforeLlmPatch:
     messages: Sequence[Message] | None = None
     tool_schemas: Sequence[Mapping[str, Any]] | None = None
 
+    def __post_init__(self) -> None:
+        for name, kind in (("messages", Message), ("tool_schemas", Mapping)):
+            given = getattr(self, name)
+            _must(name, given is None or (_is_list(given) and all(isinstance(one, kind) for one in given)), given)
+        for message in self.messages or ():
+            _must("the content of a message", isinstance(message.content, str), message.content)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AfterLlmEvent(HookEvent):
@@ -82,6 +99,12 @@ class BeforeToolCallPatch:
 
     call: ToolCall | None = None
     result: ToolExecutionResult | None = None
+
+    def __post_init__(self) -> None:
+        _must("call", self.call is None or isinstance(self.call, ToolCall), self.call)
+        _must("result", self.result is None or isinstance(self.result, ToolExecutionResult), self.result)
+        for text in () if self.call is None else (self.call.name, self.call.arguments):
+            _must("name and arguments of a call", isinstance(text, str), text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +294,10 @@ class GuardrailResult:
     action: Literal["allow", "block", "require_approval"]
     value: Any = None
     message: str = ""
+
+    def __post_init__(self) -> None:
+        _must("action", self.action in ("allow", "block", "require_approval"), self.action)
+        _must("message", isinstance(self.message, str), self.message)
 
     @classmethod
     def allow(cls, value: Any = None) -> GuardrailResult:

@@ -158,7 +158,7 @@ class AgentSession:
         self._config = replace(run_config, session=self._session, workspace=workspace)
         self._shared_state: dict[str, Any] = deepcopy({**run_config.shared_state, **options.shared_state})
         self._lock = threading.RLock()
-        self._running = self._closed = False
+        self._running = self._closed = self._unwanted = False
         self._handle: RunHandle | None = None
         self._waiting: RunHandle | None = None
         """The run whose question the next turn answers."""
@@ -206,7 +206,7 @@ class AgentSession:
     def _turns(self) -> Iterator[None]:
         with self._lock:
             self._check_idle()
-            self._running = True
+            self._running, self._unwanted = True, False
         try:
             yield
         finally:
@@ -239,6 +239,9 @@ class AgentSession:
         with self._lock:
             self._handle = start.handle
             self._send_steers(start.handle)
+            unwanted, self._unwanted = self._closed or self._unwanted, False
+        if unwanted:  # it was closed or cancelled while the turn was prepared
+            start.handle.cancel()
         start.begin()
         return start.handle
 
@@ -299,7 +302,11 @@ class AgentSession:
 
     def cancel(self) -> bool:
         """Cancel the turn under way; False when there is none, or it is being cancelled."""
-        handle = self._handle
+        with self._lock:
+            handle = self._handle
+            if handle is None and self._running and not self._unwanted:  # it is being prepared
+                self._unwanted = True
+                return True
         return handle is not None and handle.cancel()
 
     def approve(self, request_id: str, decision: ApprovalDecision) -> None:

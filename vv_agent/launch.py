@@ -19,7 +19,7 @@ from vv_agent.errors import CheckpointError, ConfigError
 from vv_agent.events import ApprovalResolvedEvent, RunEvent
 from vv_agent.messages import Message
 from vv_agent.runtime import eventlog, extensions, journal, recording
-from vv_agent.runtime.approval import Approvals
+from vv_agent.runtime.approval import Approvals, asks
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.inbox import answer_signal, approval_signal, resume_signal
@@ -266,12 +266,10 @@ def open_approvals(store: CheckpointStore, key: str) -> dict[str, dict[str, Any]
     return found
 
 
-def record_of(store: CheckpointStore, key: str, event: RunEvent) -> str:
-    """The key of the record of this run's tree that an event belongs to."""
-    if event.parent_run_id is None:
-        return key
+def asking_record(store: CheckpointStore, key: str, name: str, digest: str) -> str | None:
+    """The key of the record of this run's tree that asks for this approval, also when the request is not saved yet."""
     tree = store.find(Filter(root_key=key, states=UNFINISHED, limit=10_000))
-    return next((one.key for one in tree if Body.unpack(one.body, one.key).run_id == event.run_id), key)
+    return next((head.key for head in (existing(store, key), *tree) if asks(head, name, digest)), None)
 
 
 def limits_of(store: CheckpointStore, head: Head) -> RunBudgetLimits:

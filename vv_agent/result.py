@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from vv_agent.budget import BudgetExhaustion, BudgetUsageSnapshot
 from vv_agent.cancellation import CancellationToken
@@ -20,6 +20,9 @@ from vv_agent.results import (
     ResumeObservation,
 )
 from vv_agent.usage import TaskTokenUsage
+
+if TYPE_CHECKING:
+    from vv_agent.config import RunConfig
 
 T = TypeVar("T")
 
@@ -67,6 +70,8 @@ class RunResult:
     home: Home | None = field(default=None, repr=False, compare=False)
     """Where the record is, for `Runner.resume` in this process."""
     cancellation: CancellationToken | None = field(default=None, repr=False, compare=False)
+    config: RunConfig | None = field(default=None, repr=False, compare=False)
+    """Under which it was started here: whoever resumes it here asks the same people."""
     """The token of the run's config: it also cancels what `Runner.resume` makes of this result."""
 
     @classmethod

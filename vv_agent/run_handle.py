@@ -18,7 +18,7 @@ from vv_agent.dispatch.base import CycleDispatcher
 from vv_agent.dispatch.distributed import settle
 from vv_agent.errors import CheckpointError, ConfigError, RunFinished
 from vv_agent.events import ApprovalRequestedEvent, ApprovalResolvedEvent, RunEvent
-from vv_agent.launch import decide, decide_approval, open_approvals, record_of, shown_to
+from vv_agent.launch import asking_record, decide, decide_approval, open_approvals, shown_to
 from vv_agent.result import RunResult, RunState
 from vv_agent.results import AgentStatus
 from vv_agent.runtime.approval import digest_of
@@ -159,8 +159,9 @@ class RunHandle:
         events = [event for event in self._feed.events if isinstance(event, kinds)]
         seen = [event for event in events if event.request_id == request_id]
         with self._unless_gone():
-            if seen and all(isinstance(event, ApprovalRequestedEvent) for event in seen):  # it may not be saved yet
-                key, digest = self._asked(request_id)
+            shown = seen and all(isinstance(event, ApprovalRequestedEvent) for event in seen)
+            if shown and (asked := self._asked(request_id)) is not None:
+                key, digest = asked
                 self._decide(key, approval_signal(request_id, decision, digest))
             elif decide_approval(self._engine.store, self._dispatcher, self.checkpoint_key, request_id, decision):
                 self._engine.keeper.poke(self.checkpoint_key)
@@ -219,21 +220,23 @@ class RunHandle:
 
     def fail_approval(self, request_id: str, message: str) -> None:
         """Whoever was to decide could not."""
-        key, digest = self._asked(request_id)
+        asked = self._asked(request_id)
+        key, digest = asked or shown_to(self._engine.store, self.checkpoint_key, request_id)
         self._decide(key, provider_failed_signal(request_id, message, digest))
 
     def is_open(self, request_id: str) -> bool:
         """Whether the run waits for this approval."""
         return request_id in open_approvals(self._engine.store, self.checkpoint_key)
 
-    def _asked(self, request_id: str) -> tuple[str, str]:
-        """Which record of the tree asks, and a digest of what it showed; one that was seen here may not be saved
-        yet."""
+    def _asked(self, request_id: str) -> tuple[str, str] | None:
+        """Which record of the tree asks for what was shown here, saved or not, and the digest of it; None when none
+        does."""
         for event in self._feed.events:
             if isinstance(event, ApprovalRequestedEvent) and event.request_id == request_id:
-                key = record_of(self._engine.store, self.checkpoint_key, event)
-                return key, digest_of(event.tool_name, event.metadata["arguments"])
-        return shown_to(self._engine.store, self.checkpoint_key, request_id)
+                digest = digest_of(event.tool_name, event.metadata["arguments"])
+                key = asking_record(self._engine.store, self.checkpoint_key, request_id, digest)
+                return None if key is None else (key, digest)
+        return None
 
     def _decide(self, key: str, signal: Signal) -> None:
         decide(self._engine.store, self._dispatcher, key, signal)

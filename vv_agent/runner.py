@@ -201,22 +201,30 @@ class Runner:
                 in_background(lambda: start.handle.leave("The reader of its events left."))
 
     @on_class_too
-    def attach(self, key: str, *, store: CheckpointStore | None = None) -> RunHandle:
-        """Follow a run by its key, whoever advances it. `checkpoint_not_found` if the store has none."""
+    def attach(
+        self, key: str, *, store: CheckpointStore | None = None, run_config: RunConfig | None = None
+    ) -> RunHandle:
+        """Follow a run by its key, whoever advances it. `checkpoint_not_found` if the store has none.
+
+        Of `run_config` only who is asked and told counts (approval provider and broker, trace sinks); all else of a run
+        stands in its record.
+        """
         home = store or self._store_of_settings()
         head = existing(home, validate_key(key))
         engine, dispatcher = self._means(home)
-        handle, feed = self._follower(engine, dispatcher, head)
+        handle, feed = self._follower(engine, dispatcher, head, run_config or self._default)
         follow(engine, handle, feed, Body.unpack(head.body, key))
         return handle
 
-    def _follower(self, engine: Engine, dispatcher: CycleDispatcher, head: Head) -> tuple[RunHandle, WatchedFeed]:
-        """A handle on a run that is there; the runner's own approval provider is asked about what it waits for."""
+    def _follower(
+        self, engine: Engine, dispatcher: CycleDispatcher, head: Head, config: RunConfig | None
+    ) -> tuple[RunHandle, WatchedFeed]:
+        """A handle on a run that is there; the config's approval provider is asked about what it waits for."""
         body = Body.unpack(head.body, head.key)
-        feed = WatchedFeed(tracer=tracer_of(self._default, body))
+        feed = WatchedFeed(tracer=tracer_of(config, body))
         handle = RunHandle(engine, dispatcher, head.key, head.run_id, feed)
-        feed.desk = desk_for(self._default, handle, past=True)
-        handle.resumer = self.start_resume
+        feed.desk = desk_for(config, handle, past=True)
+        handle.resumer = partial(self.start_resume, run_config=config)
         return handle, feed
 
     @on_class_too
@@ -226,14 +234,16 @@ class Runner:
         *,
         input: str | None = None,  # noqa: A002
         store: CheckpointStore | None = None,
+        run_config: RunConfig | None = None,
     ) -> RunResult:
         """Go on with a run by its key (or its waiting state) and wait for what comes of it.
 
         `input` answers a run that waits for its user. A run of a queue whose workers are there is only woken and
         followed; any other one is advanced here, rebuilt from its stored definition. A finished run gives its result
-        again.
+        again. Of `run_config` only who is asked and told counts, as in `attach`; a state brings the one it was started
+        with.
         """
-        return self._resume(state, input, store, in_caller=True).result()
+        return self._resume(state, input, store, run_config, in_caller=True).result()
 
     @on_class_too
     def start_resume(
@@ -242,9 +252,10 @@ class Runner:
         *,
         input: str | None = None,  # noqa: A002
         store: CheckpointStore | None = None,
+        run_config: RunConfig | None = None,
     ) -> RunHandle:
         """`resume` in the background; the handle gives the events from here on, and the result."""
-        return self._resume(state, input, store, in_caller=False)
+        return self._resume(state, input, store, run_config, in_caller=False)
 
     @on_class_too
     def raise_budget(self, key: str, limits: RunBudgetLimits, *, store: CheckpointStore | None = None) -> None:
@@ -264,8 +275,10 @@ class Runner:
     # Details.
 
     def _resume(
-        self, state: RunState | str, text: str | None, store: CheckpointStore | None, *, in_caller: bool
-    ) -> RunHandle:
+        self, state: RunState | str, text: str | None, store: CheckpointStore | None, config: RunConfig | None,
+        *, in_caller: bool,
+    ) -> RunHandle:  # fmt: skip
+        _check_config(config, "run_config")
         if not isinstance(state, str | RunState):
             raise ConfigError(
                 "run_not_resumable", f"resume takes the key of a run or its RunState, not {type(state).__name__}"
@@ -282,7 +295,8 @@ class Runner:
             key, home = state.result.home.key, store or state.result.home.store
         head = existing(home, validate_key(key))
         engine, dispatcher = self._means(home)
-        handle, feed = self._follower(engine, dispatcher, head)
+        config = config or (state.result.config if isinstance(state, RunState) else None) or self._default
+        handle, feed = self._follower(engine, dispatcher, head, config)
         if isinstance(state, RunState):
             if (token := state.result.cancellation) is not None:
                 handle.when_over(token.on_cancel(lambda: handle.leave(token.reason)))
@@ -317,7 +331,7 @@ class Runner:
                         carry_on(partial(drive, engine, recipe, resume=True), waits=current.state is State.PARKED)
             finally:
                 engine.unlisten(key, feed)
-            return read_result(engine, key, tuple(feed.events))
+            return replace(read_result(engine, key, tuple(feed.events)), config=config)
 
         if in_caller:
             handle.finish(work)
@@ -372,7 +386,7 @@ class Runner:
         new = new_run(key, body, engine, program, queue, hold=hold)
         admitted = admit_run(engine, program, new, policy)
         start = Start(engine, backend, dispatcher, admitted, config)
-        start.handle.resumer = self.start_resume
+        start.handle.resumer = partial(self.start_resume, run_config=config)
         if config.sub_task_manager is not None:
             config.sub_task_manager.bind(store, key)
         return start

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 from vv_agent.checkpoint.record import UNFINISHED, Commit, Filter, Head, Look, ParkReason, State
-from vv_agent.errors import CannotServe, CheckpointError
+from vv_agent.errors import CannotServe, CheckpointError, StoreError
 from vv_agent.runtime.advance import Advanced, advance
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.owner import is_dead
@@ -95,12 +95,12 @@ def _drive(engine: Engine, recipe: CycleRecipe, below: Below, *, resume: bool, p
             case "released" if not engine.stopping:  # something woke it while it was parking
                 recipe = step.next[0]
             case "parked" if step.head is not None and not rests(step.head):
-                recipe, patient = _when_due(engine, step.head), True
+                recipe, patient = _when_due(engine, step.head, below), True
             case "deferred":
                 raise cannot_serve(recipe.key, step)
             case "refused" | "lost":
                 patient = patient or step.why == "parked"
-                again = _after_refusal(engine, recipe, patient=patient)
+                again = _after_refusal(engine, recipe, below, patient=patient)
                 if again is None:
                     return step
                 recipe = again
@@ -121,13 +121,22 @@ class Below:
         self._waiting: deque[CycleRecipe] = deque()
         self._threads: list[threading.Thread] = []
         self._left = False
+        self._failure: Exception | None = None
 
-    def start(self, recipes: Iterable[CycleRecipe]) -> None:
+    def look(self, engine: Engine, head: Head) -> None:
+        """Carry on with what a run waits for and nobody works on: its thread may have met a store that did not answer.
+        Raises what kept one of them from being carried on here."""
+        if self._failure is not None:
+            raise self._failure
+        self.start(stranded(engine, head), again=False)
+
+    def start(self, recipes: Iterable[CycleRecipe], *, again: bool = True) -> None:
         """Carry on with these as well."""
         for recipe in recipes:
             with self._lock:
                 if recipe.key in self._busy:
-                    self._again[recipe.key] = recipe
+                    if again:
+                        self._again[recipe.key] = recipe
                     continue
                 self._busy.add(recipe.key)
                 self._waiting.append(recipe)
@@ -150,8 +159,11 @@ class Below:
         while (recipe := self._next()) is not None:
             try:
                 self._drive(recipe)
-            except Exception:  # the run is as its last save left it; whoever takes the tree up again goes on with it
+            except StoreError as error:  # the run is as its last save left it; who waits for it looks again
+                log.warning("run %s could not be carried on for a moment: %s", recipe.key, error)
+            except Exception as error:  # as for a run that has none above it, the caller is told
                 log.exception("run %s could not be carried on here", recipe.key)
+                self._failure = error
             with self._lock:
                 self._busy.discard(recipe.key)
                 again = self._again.pop(recipe.key, None)
@@ -170,6 +182,17 @@ def _drive_below(engine: Engine, recipe: CycleRecipe) -> None:
     """Carry a run below on until it ended. One that waits for somebody goes on once they decided, in whoever drives the
     tree then."""
     drive(engine, recipe, patient=True)
+
+
+def stranded(engine: Engine, head: Head) -> list[CycleRecipe]:
+    """The runs that a run waits for, and that could go on: ready, or due."""
+    if head.reason is not ParkReason.CHILDREN:
+        return []
+    now = engine.store.now()
+    tree = engine.store.find(
+        Filter(root_key=head.root_key, states=frozenset({State.READY, State.PARKED}), limit=10_000)
+    )
+    return [CycleRecipe.of(one, engine.store.id) for one in tree if one.parent_key == head.key and _ready(one, now)]
 
 
 def begun_below(engine: Engine, step: Advanced) -> Sequence[CycleRecipe]:
@@ -215,17 +238,18 @@ def until_due(engine: Engine, head: Head) -> tuple[CycleRecipe, float]:
     return CycleRecipe.of(look.head, engine.store.id), min(left, _LOOK)
 
 
-def _when_due(engine: Engine, head: Head) -> CycleRecipe:
+def _when_due(engine: Engine, head: Head, below: Below) -> CycleRecipe:
     """Wait until a parked run is ready."""
     version = 0
     while True:
+        below.look(engine, head)
         recipe, pause = until_due(engine, head)
         if pause <= 0:
             return recipe
         version = engine.store.wait(version, pause)
 
 
-def _after_refusal(engine: Engine, recipe: CycleRecipe, *, patient: bool) -> CycleRecipe | None:
+def _after_refusal(engine: Engine, recipe: CycleRecipe, below: Below, *, patient: bool) -> CycleRecipe | None:
     """What to try next after a claim was refused: the same cycle once its dead owner is expired or its back-off is
     over.
 
@@ -239,7 +263,7 @@ def _after_refusal(engine: Engine, recipe: CycleRecipe, *, patient: bool) -> Cyc
         return None
     head = look.head
     if head.state is State.PARKED and not rests(head):
-        return _when_due(engine, head)
+        return _when_due(engine, head, below)
     if head.state is not State.CLAIMED:
         return CycleRecipe.of(head, engine.store.id) if _ready(head, look.now) else None
     if head.lease_until > look.now:

@@ -9,9 +9,9 @@ import threading
 import time
 from contextvars import ContextVar, copy_context
 
-from vv_agent.checkpoint.record import Head
-from vv_agent.dispatch.base import begun_below, cannot_serve, drive, left_below, until_due
-from vv_agent.errors import ConfigError
+from vv_agent.checkpoint.record import Head, ParkReason
+from vv_agent.dispatch.base import begun_below, cannot_serve, drive, left_below, stranded, until_due
+from vv_agent.errors import ConfigError, StoreError
 from vv_agent.runtime.advance import advance
 from vv_agent.runtime.context import Engine
 from vv_agent.runtime.recipe import CycleRecipe
@@ -125,6 +125,19 @@ class _Tree:
         self._pool.put(job, 0.0)
         return job
 
+    def look(self, engine: Engine, head: Head) -> None:
+        """Carry on with what a run waits for and nobody works on. Raises what kept one of them from it."""
+        waited = stranded(engine, head)
+        with self._lock:
+            over = [job for job in self._jobs.values() if job.done.is_set()]
+        failures = [job.error for job in over if job.error is not None and not isinstance(job.error, StoreError)]
+        if failures and head.reason is ParkReason.CHILDREN:
+            raise failures[0]
+        free = {recipe.key for recipe in waited} - {key for key, job in self._jobs.items() if not job.done.is_set()}
+        for recipe in waited:
+            if recipe.key in free:
+                self.begin(engine, recipe)
+
     def over(self, job: _Job) -> float | None:
         """The last step of a job was taken; 0.0 when it was asked for again meanwhile: that step may not have seen
         why."""
@@ -162,6 +175,7 @@ class _Job:
         none."""
         self.again = None
         if self._parked is not None:
+            self.tree.look(self.engine, self._parked)
             self.recipe, pause = until_due(self.engine, self._parked)
             if pause > 0:
                 return pause

@@ -23,9 +23,12 @@ from vv_agent.tools.output import error_result
 from vv_agent.tools.policy import ApprovalPolicy
 
 if TYPE_CHECKING:
+    from vv_agent.checkpoint.record import Head
     from vv_agent.runtime.run import Run
 
 _MOST_EARLY = 64
+_MOST_CALLS = 512
+"""Calls of a batch among which the one of a request is looked for."""
 FAILED = "failed"
 """The action of a provider that raised: the run fails with its message."""
 
@@ -41,8 +44,17 @@ class ApprovalFailed(VVAgentError):
 def request_id(run: Run, position: int, digest: str) -> str:
     """The name of a request. What was shown is part of it: when the save of a request is lost and the model then asks
     for something else, a decision on the first one is none on the second."""
-    name = f"{run.key}\0{run.head.run_id}\0{run.cycle}\0{position}\0{digest}"
+    return _name(run.head, run.cycle, position, digest)
+
+
+def _name(head: Head, cycle: int, position: int, digest: str) -> str:
+    name = f"{head.key}\0{head.run_id}\0{cycle}\0{position}\0{digest}"
     return f"approval_{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def asks(head: Head, name: str, digest: str) -> bool:
+    """Whether a request of this name is one for a call of the record's open cycle."""
+    return any(name == _name(head, head.cycle, position, digest) for position in range(_MOST_CALLS))
 
 
 def digest_of(tool_name: str, arguments: Mapping[str, Any]) -> str:
@@ -108,9 +120,11 @@ class Approvals:
         return decided
 
     def decide(self, run: Run, decided: Mapping[str, Mapping[str, Any]]) -> None:
-        """Note decisions, and show them."""
+        """Note decisions, and show them. What is allowed for the whole run counts for the requests without a word of
+        their own."""
         for name, body in decided.items():
             self._note(run, name, body)
+        for name, body in decided.items():
             if body["action"] == ApprovalAction.ALLOW_SESSION:
                 tool = self.requests[name]["tool"]
                 self.granted = [*self.granted, tool] if tool not in self.granted else self.granted
@@ -119,8 +133,6 @@ class Approvals:
 
     def _note(self, run: Run, name: str, body: Mapping[str, Any]) -> None:
         request, action = self.requests[name], body["action"]
-        if "action" in request:  # with another one of its tool
-            return
         request |= {"action": action, "reason": str(body.get("reason") or "")}
         self.unsaved = True
         if action != FAILED:

@@ -17,9 +17,8 @@ from vv_agent.runtime import handoff, steering
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.children import RUNNING, Asked, lineage
 from vv_agent.runtime.eventlog import Emitted, Origin
-from vv_agent.runtime.hooks import context_of
 from vv_agent.runtime.inbox import cancel_signal, steer_signal
-from vv_agent.runtime.opening import InputBlocked, admitted_input
+from vv_agent.runtime.opening import InputBlocked, input_for
 from vv_agent.runtime.output import Stop, usage_of
 from vv_agent.runtime.program import FAULT_PREFIX
 from vv_agent.runtime.sub_runs import (
@@ -100,10 +99,9 @@ def _fault(run: Run, slot: str | None, agent_id: str) -> dict[str, str] | None:
 def start(run: Run, position: int, index: int, work: Work) -> dict[str, str] | None:
     """Begin a run below with the next save, unless its agent must not be given this input: then why."""
     program = run.program.linked(work.slot)
-    try:
-        text = admitted_input(program.hooks.input_guardrails, context_of(run), work.text, lambda: None)
-    except InputBlocked as block:
-        return {"code": block.code, "message": block.message, "model": program.definition.model.model_id}
+    text = input_for(run, program, work.text)
+    if isinstance(text, InputBlocked):
+        return {"code": text.code, "message": text.message, "model": program.definition.model.model_id}
     work = replace(work, text=text)
     new = new_child(run, position, index, work, handoff.denials(run))
     run.children.new.append(new)

@@ -12,8 +12,8 @@ from vv_agent.results import AgentStatus
 from vv_agent.runtime import output
 from vv_agent.runtime.children import show_begin
 from vv_agent.runtime.eventlog import Emitted
-from vv_agent.runtime.hooks import context_of
-from vv_agent.runtime.opening import InputBlocked, admitted_input
+from vv_agent.runtime.hooks import host_call
+from vv_agent.runtime.opening import InputBlocked, input_for
 from vv_agent.runtime.output import Decision, Stop
 from vv_agent.runtime.program import Program, tool_slot
 from vv_agent.runtime.run import Run
@@ -42,12 +42,13 @@ def take_over(run: Run) -> bool:
     end = run.transcript.ends.get(run.body.segment)
     if end is None or "to" not in end:
         return False
-    opening = _opening(run.agent(end["to"]))  # before a change: it may be one we cannot serve
+    opening = _opening(run, run.agent(end["to"]))  # before a change: it may be one we cannot serve
     _, cycle, position = end["answer"]
     tool, text = run.program.tools[end["tool"]], _input(run, end["answer"])
     assert isinstance(tool, HandoffTool)
     source = run.origin._replace(cycle_index=run.body.index(cycle))
     run.denied = denials(run)
+    run.approvals.granted = []  # another agent may have another tool of that name
     segment = run.body.segment + 1
     came_from = {
         **source._asdict(), "cycle": cycle, "position": position, "to": tool.target,
@@ -58,10 +59,11 @@ def take_over(run: Run) -> bool:
         node=end["to"], handoffs=run.body.handoffs + 1, came_from=came_from, agent=tool.target,
     )  # fmt: skip
     run.use_agent()
-    try:
-        text = admitted_input(run.program.hooks.input_guardrails, context_of(run), text, lambda: None)
-    except InputBlocked as block:
-        run.refused = output.failed(block.message, block.code)
+    admitted = input_for(run, run.program, text)
+    if isinstance(admitted, InputBlocked):
+        run.refused = output.failed(admitted.message, admitted.code)
+    else:
+        text = admitted
     run.log(["i", segment, Message("user", text).to_wire(), opening])
     refs, fields = _shown(came_from, _said(run, came_from), {})
     run.emit("handoff_started", refs, source, **fields, status="started")
@@ -104,11 +106,15 @@ def _said(run: Run, came_from: Mapping[str, Any]) -> Mapping[str, Any]:
     return turn.results[came_from["position"]].get("metadata") or {} if turn is not None else {"mode": "handoff"}
 
 
-def _opening(program: Program) -> list[dict[str, Any]]:
+def _opening(run: Run, program: Program) -> list[dict[str, Any]]:
     """What the agent is shown before its input: its prompt, and the run's session."""
     prompt = program.definition.compiled_prompt
     session = program.conversation
-    before = sanitized(session.get_items()) if session is not None else []
+    before: list[Message] = []
+    if session is not None:
+        before = (
+            host_call(run, "get_items of the session", "session_load_failed", session.get_items, read=sanitized) or []
+        )
     return [message.to_wire() for message in [*([Message("system", prompt)] if prompt else []), *before]]
 
 

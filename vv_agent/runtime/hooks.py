@@ -48,17 +48,23 @@ HOOK_CODE = "runtime_hook_failed"
 
 
 def host_call(
-    run: Run, what: str, code: str, work: Callable[[], Any], kind: Any = object, *, closing: bool = False
-) -> Any:
+    run: Run, what: str, code: str, work: Callable[[], Any], kind: Any = object, *, closing: bool = False,
+    read: Callable[[Any], Any] = lambda given: given,
+) -> Any:  # fmt: skip
     """Call the host's code, asynchronous or not, while the run may be cancelled, its lease lost or the worker stopped.
-    What it raises, or gives that is no `kind`, is `HookFailed` with this code.
+    What it raises, or gives that is no `kind` or cannot be read, is `HookFailed` with this code.
 
     `closing`: it is about something that is over, and has its grace also when the run was cancelled before.
     """
     if not closing:
         heed(run)
     token = CancellationToken()
-    call = submit(run, lambda: _checked(awaited(work(), token), kind), here=True)
+
+    def asked() -> Any:
+        given = _checked(awaited(work(), token), kind)
+        return None if given is None else read(given)
+
+    call = submit(run, asked, here=True)
     if closing and (run.inbox.cancel is not None or run.hold.stopped is not None):
         if not call.finished.wait(_GRACE):
             Interrupted(token, [call], 0.0).stop(run, "the run does not go on here")
@@ -67,7 +73,9 @@ def host_call(
         wait_for(run, [call], token, grace=_GRACE, finish=closing)
     try:
         return call.result()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the host's code raises ends its own run, not the process
         raise failure(what, code, error) from error
 
 
@@ -123,13 +131,18 @@ def rewriting(run: Run) -> Callable[[Sequence[Message]], Sequence[Message]] | No
 
     def rewritten(messages: Sequence[Message]) -> Sequence[Message]:
         for hook in hooks:
-            found = _ask(run, hook.before_memory_compact, HookEvent(**_seen(run, messages)), (list, tuple))
-            if found is not None and not all(isinstance(message, Message) for message in found):
-                raise HookFailed(HOOK_CODE, f"{_named(hook.before_memory_compact)} gave something that is no Message")
-            messages = messages if found is None else [Message.from_wire(storable(m.to_wire())) for m in found]
+            event = HookEvent(**_seen(run, messages))
+            found = _ask(run, hook.before_memory_compact, event, (list, tuple), read=_as_stored)
+            messages = messages if found is None else found
         return messages
 
     return rewritten if hooks else None
+
+
+def _as_stored(messages: Sequence[Message]) -> list[Message]:
+    if not all(isinstance(message, Message) for message in messages):
+        raise TypeError("it gave something that is no Message")
+    return [Message.from_wire(storable(message.to_wire())) for message in messages]
 
 
 def before_llm(run: Run) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]]]:
@@ -168,11 +181,11 @@ def note_shown(run: Run, tools: Sequence[Mapping[str, Any]]) -> None:
         run.log(["n", run.cycle, names])
 
 
-def after_llm(run: Run, response: ModelResponse) -> ModelResponse:
-    """The answer that counts."""
+def after_llm(run: Run, response: ModelResponse, tidy: Callable[[ModelResponse], ModelResponse]) -> ModelResponse:
+    """The answer that counts, made `tidy`."""
     for hook in _having(run, "after_llm"):
         event = AfterLlmEvent(**_seen(run, run.transcript.messages), response=response)
-        response = _ask(run, hook.after_llm, event, ModelResponse) or response
+        response = _ask(run, hook.after_llm, event, ModelResponse, read=tidy) or response
     return response
 
 
@@ -191,7 +204,7 @@ def before_tool_call(run: Run, position: int, context: Callable[[], ToolContext]
         call, result = turn.call(position), None
         for hook in hooks:
             event = BeforeToolCallEvent(**_seen(run, run.transcript.messages), call=call, context=context())
-            patch = _ask(run, hook.before_tool_call, event, BeforeToolCallPatch)
+            patch = _ask(run, hook.before_tool_call, event, BeforeToolCallPatch, read=_read_patch)
             if patch is not None and patch.call is not None:
                 call = replace(patch.call, id=call.id)
             if patch is not None and patch.result is not None:
@@ -200,6 +213,16 @@ def before_tool_call(run: Run, position: int, context: Callable[[], ToolContext]
         run.log(["h", run.cycle, position, storable(call.to_wire()), result and storable(result.to_wire())])
     found = turn.hooked[position][1]
     return ToolExecutionResult.from_wire(found) if found else None
+
+
+def _read_patch(patch: BeforeToolCallPatch) -> BeforeToolCallPatch:
+    """The patch as it can be stored."""
+    call, result = patch.call, patch.result
+    if call is not None:
+        call = replace(call, name=clean(call.name), arguments=clean(call.arguments))
+    if result is not None:
+        result = ToolExecutionResult.from_wire(storable(result.to_wire()))
+    return BeforeToolCallPatch(call=call, result=result)
 
 
 def after_tool_call(
@@ -244,8 +267,11 @@ def _seen(run: Run, messages: Sequence[Message]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ask(run: Run, method: Callable[[Any], Any], event: HookEvent, kind: Any, *, closing: bool = False) -> Any:
-    return host_call(run, _named(method), HOOK_CODE, lambda: method(event), kind, closing=closing)
+def _ask(
+    run: Run, method: Callable[[Any], Any], event: HookEvent, kind: Any, *, closing: bool = False,
+    read: Callable[[Any], Any] = lambda given: given,
+) -> Any:  # fmt: skip
+    return host_call(run, _named(method), HOOK_CODE, lambda: method(event), kind, closing=closing, read=read)
 
 
 def _named(method: Callable[..., Any]) -> str:

@@ -19,6 +19,7 @@ from vv_agent.checkpoint.reconciliation import ABORT_CODE, ReconciliationDecisio
 from vv_agent.checkpoint.record import Progress
 from vv_agent.checkpoint.request import operation_request, request_digest
 from vv_agent.errors import CheckpointError, LlmError, VVAgentError
+from vv_agent.results import ToolExecutionResult
 from vv_agent.runtime import model_call
 from vv_agent.runtime.eventlog import declared_ref
 from vv_agent.runtime.output import Stop, failed
@@ -220,7 +221,7 @@ def settle_aside(run: Run, slot: str) -> Mapping[str, Any] | Stop | None:
 
 def _model_entry(run: Run, name: str, entry: Mapping[str, Any]) -> ModelEntry:
     return ModelEntry(
-        operation_id=name, cycle_index=run.cycle, attempt=entry["attempt"], state=OperationState(entry["state"]),
+        operation_id=name, cycle_index=run.index, attempt=entry["attempt"], state=OperationState(entry["state"]),
         request_digest=entry["digest"], error=None, idempotency_key=None, response=None,
     )  # fmt: skip
 
@@ -301,7 +302,7 @@ def _tool_entry(run: Run, position: int, entry: Mapping[str, Any]) -> ToolEntry:
     request = {"tool_call_id": call.id, "tool_name": call.name, "arguments": parsed(call), "idempotency_key": key}
     digest = request_digest(operation_request(OperationKind.TOOL, request))
     return ToolEntry(
-        operation_id=operation_id(run, position), cycle_index=run.cycle, attempt=entry["attempt"],
+        operation_id=operation_id(run, position), cycle_index=run.index, attempt=entry["attempt"],
         state=OperationState(entry["state"]), request_digest=digest,
         error=None, tool_call_id=call.id, tool_name=call.name, arguments=parsed(call), idempotency_key=key,
         idempotency_support=run.program.idempotency(call.name), result=None,
@@ -420,10 +421,14 @@ def _receipt(run: Run, position: int, entry: ModelEntry | ToolEntry) -> dict[str
     call_id = run.turn.call(position).id
     if entry.receipt is not None:
         kept = {name: value for name, value in entry.receipt.items() if value is not None}
-        return {**storable(kept), "tool_call_id": call_id}
+        return {**_PLAIN, **storable(kept), "tool_call_id": call_id}
     error = entry.error
     assert error is not None
     return error_result(call_id, error.message, error.code, {"retryable": error.retryable}).to_wire()
+
+
+_PLAIN = ToolExecutionResult(tool_call_id="", content="").to_wire()
+"""What a result is where whoever decided says no more of it."""
 
 
 def _response_item(run: Run, response: Mapping[str, Any]) -> list[Any]:

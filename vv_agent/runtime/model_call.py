@@ -62,9 +62,9 @@ def call_model(run: Run) -> ModelResponse:
     """Call the model, again if the outcome was lost and the policy allows; raises `LlmError`, `RetryLater`,
     `RunCancelled`, `ClaimLost`, `Stopping` or `HookFailed`."""
     asked = hooks.before_llm(run)
-    response = hooks.after_llm(run, _until_known(run, "main", lambda: _once(run, asked)))
+    response = hooks.after_llm(run, _until_known(run, "main", lambda: _once(run, asked)), tidy)
     hooks.note_shown(run, asked[1])
-    return tidy(response) if run.program.hooks.runtime else response
+    return response
 
 
 def call_aside(run: Run, slot: str, model: Model, request: ModelRequest) -> ModelResponse:

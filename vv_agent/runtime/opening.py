@@ -18,7 +18,9 @@ from vv_agent.prompt.sections import SEPARATOR, assemble_fragments
 from vv_agent.prompt.system import skills_block, sub_agents_block
 from vv_agent.prompt.texts import DEFAULT_LANGUAGE
 from vv_agent.runtime.control import BLOCKED_CODE, GUARD_CODE
-from vv_agent.runtime.hooks import awaited, failure
+from vv_agent.runtime.hooks import awaited, context_of, failure, host_call
+from vv_agent.runtime.program import Program
+from vv_agent.runtime.run import Run
 from vv_agent.runtime.transcript import clean
 from vv_agent.skills.activation import AVAILABLE
 from vv_agent.skills.catalog import normalize_skill_list
@@ -106,7 +108,9 @@ def admitted_input(
     for guardrail in guardrails:
         try:
             verdict = awaited(guardrail.check(context, text))
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as in a run: it is the guardrail that failed
             raise InputBlocked(*_told(guardrail, error)) from error
         name = type(guardrail).__name__
         if verdict is not None and not isinstance(verdict, GuardrailResult):
@@ -116,6 +120,22 @@ def admitted_input(
         if verdict is not None and verdict.value is not None:
             text = clean(str(verdict.value))
     return text
+
+
+def input_for(run: Run, program: Program, text: str) -> str | InputBlocked:
+    """What the input guardrails of an agent that is to work next make of its input, or why it must not have it."""
+    guardrails = program.hooks.input_guardrails
+
+    def admitted() -> str | InputBlocked:
+        try:
+            return admitted_input(guardrails, context_of(run), text, lambda: None)
+        except InputBlocked as block:
+            return block
+
+    if not guardrails:
+        return text
+    found: str | InputBlocked = host_call(run, "the input guardrails", GUARD_CODE, admitted)
+    return found
 
 
 def _told(guardrail: Any, error: BaseException) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.history import sanitized
 from vv_agent.messages import Message
 from vv_agent.results import AgentResult, AgentStatus
+from vv_agent.runtime import control
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.output import agent_result
 from vv_agent.runtime.transcript import Transcript, log_entry, message_item, pack, unpack
@@ -79,8 +80,11 @@ def new_child(run: Run, position: int, index: int, work: Work, denied: Mapping[s
     before = list(work.before) or _prompt(program)
     items = [message_item(0, message) for message in before]
     items.append(["i", 0, Message("user", work.text).to_wire()])
+    state = program.definition.initial_shared_state if work.state is None else work.state
+    if names := control.denied(run.shared_state):
+        state = control.denying(state, names)
     blobs = {
-        "state": program.definition.initial_shared_state if work.state is None else work.state,
+        "state": state,
         "denied": denied,
         "budget": run.account.for_child() if run.account is not None else {},
         "work": {"exclude": work.exclude} if work.exclude else {},

@@ -198,7 +198,7 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
             _planned(run, position, parsed(call))
             _complete(run, position, Outcome(given, None))
         return None
-    checked = hooks.orchestrator(run).check(call)
+    checked = _checked(run, call)
     if isinstance(checked, ReadyCall):
         prepared = Prepared(position, call, checked.tool, checked.arguments, parsed(call))
         denied = approval.refused(run, position, call, prepared.shown)
@@ -217,6 +217,17 @@ def _prepare(run: Run, position: int, stage: list[Prepared]) -> Prepared | None:
     else:
         run.log(["t", run.cycle, position, checked.result.to_wire()])
     return None
+
+
+def _checked(run: Run, call: ToolCall) -> ReadyCall | RefusedCall:
+    """Whether a call may start; a predicate of the host's that does not come back ends with the run's cancel."""
+    orchestrator = hooks.orchestrator(run)
+    if orchestrator.policy.can_use_tool is None:
+        return orchestrator.check(call)
+    found: ReadyCall | RefusedCall = hooks.host_call(
+        run, "can_use_tool", "tool_orchestrator_error", lambda: orchestrator.check(call)
+    )
+    return found
 
 
 def _given_by_hooks(run: Run, position: int) -> ToolExecutionResult | None:
@@ -246,7 +257,7 @@ def _ask(run: Run, first: Prepared) -> None:
     for position in _pending(run):
         given = _given_by_hooks(run, position)
         call = run.turn.call(position)
-        checked = hooks.orchestrator(run).check(call)
+        checked = _checked(run, call)
         if given is not None or not isinstance(checked, ReadyCall):
             continue
         prepared = Prepared(position, call, checked.tool, checked.arguments, parsed(call))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from vv_agent._facade import only_known
 from vv_agent._json import utf16_order
+from vv_agent._loop import run_async
 from vv_agent.errors import ConfigError
 from vv_agent.results import ToolExecutionResult
 from vv_agent.tool_metadata import ToolMetadata, ToolSideEffect, normalize_labels
@@ -16,7 +18,7 @@ from vv_agent.tools.arguments import mismatch, validate
 from vv_agent.tools.base import Arguments, Tool, ToolExposure
 from vv_agent.tools.output import error_result
 
-CanUseTool = Callable[[str, Arguments], bool]
+CanUseTool = Callable[[str, Arguments], bool | Awaitable[bool]]
 
 
 class ApprovalPolicy(StrEnum):
@@ -48,6 +50,8 @@ class ToolPolicy:
     denied_cost_dimensions: Collection[str] = ()
 
     def __post_init__(self) -> None:
+        if self.can_use_tool is not None and not callable(self.can_use_tool):
+            raise ConfigError("tool_policy_invalid", f"can_use_tool is {self.can_use_tool!r}; it must be a function")
         normal: dict[str, Any] = {
             "allowed_tools": None if self.allowed_tools is None else _names(self.allowed_tools, "allowed_tools"),
             "disallowed_tools": _names(self.disallowed_tools, "disallowed_tools"),
@@ -111,7 +115,13 @@ class AllOf:
     predicates: tuple[CanUseTool, ...]
 
     def __call__(self, name: str, arguments: Arguments) -> bool:
-        return all(predicate(name, arguments) for predicate in self.predicates)
+        return all(_says(predicate, name, arguments) for predicate in self.predicates)
+
+
+def _says(predicate: CanUseTool, name: str, arguments: Arguments) -> bool:
+    """What a predicate says, asynchronous or not."""
+    given: Any = predicate(name, arguments)
+    return bool(run_async(given) if inspect.isawaitable(given) else given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +171,7 @@ def _can_use_tool(call: PlannedCall) -> ToolExecutionResult | None:
     if predicate is None:
         return None
     try:
-        return None if predicate(call.name, call.arguments) else _denied(call, "can_use_tool")
+        return None if _says(predicate, call.name, call.arguments) else _denied(call, "can_use_tool")
     except (Exception, SystemExit) as error:
         text = f"The policy of tool {call.name} failed, so it was not run: {error}"
         return error_result(call.tool_call_id, text, "tool_orchestrator_error")
