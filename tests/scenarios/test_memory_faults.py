@@ -17,19 +17,21 @@ from tests.scenarios.test_memory import (
     dies,
     host,
     is_summary,
+    look,
     steps,
     store,
     summarises,
 )
-from vv_agent import Agent, NoToolPolicy, RunConfig, Runner, function_tool
+from vv_agent import Agent, NoToolPolicy, RunConfig, Runner, RuntimeHook, function_tool
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.store import CheckpointStore
-from vv_agent.errors import LlmError
+from vv_agent.errors import LlmError, RetryLater
 from vv_agent.llm.base import ModelRequest, ModelResponse, UsageReport
 from vv_agent.memory import MemoryConfig, MemoryManager, MemoryProvider, SessionMemory, stages
 from vv_agent.memory import summary as summaries
 from vv_agent.memory.tokens import estimate
 from vv_agent.messages import Message, ToolCall
+from vv_agent.runtime.transcript import Transcript
 from vv_agent.testing import ScriptedProvider
 from vv_agent.tools import artifacts
 from vv_agent.tools.registry import ToolRegistry
@@ -244,3 +246,164 @@ def test_what_one_agents_provider_counted_is_not_used_for_the_next_agent(tmp_pat
     result = runner.run_sync(triage, "Go.", run_config=config)
     assert result.final_output == "done"
     assert not [event for event in result.events if event.type == "memory_compact_started"]
+
+
+def reads_again(store: MemoryStore) -> Transcript:
+    """The run as a worker reads it that has nothing of it cached."""
+    snapshot = store.load("case-key")
+    assert snapshot is not None
+    transcript = Transcript(whole=False)
+    for entry in snapshot.log:
+        if entry.seq > snapshot.head.log_from:
+            transcript.extend(entry.seq, entry.body)
+    return transcript
+
+
+def test_a_record_whose_prompt_was_changed_and_then_refused_can_be_read_again(tmp_path: Path) -> None:
+    numbers = {
+        "compact_threshold": 100_000, "microcompact_trigger_ratio": 0.001, "microcompact_keep_recent_cycles": 1,
+        "microcompact_compactable_tools": ["look"],
+    }  # fmt: skip
+    there = run_of(tmp_path, numbers)
+    store = there.store
+    assert isinstance(store, MemoryStore)
+    refused = LlmError("context_length", "prompt is too long", definite=True)
+    outcome = there.run([*steps(3), refused, summarises, Died("in the next call")])
+    assert isinstance(outcome.error, Died)
+    assert any("4711" in message.content for message in reads_again(store).messages)
+    assert (
+        there.run([lambda request: summarises(request) if is_summary(request) else "done"] * 3).ok.final_output
+        == "done"
+    )
+
+
+def test_a_message_that_a_hook_puts_in_is_shown_and_nothing_is_said_twice(tmp_path: Path) -> None:
+    class Inserts(RuntimeHook):
+        def before_memory_compact(self, event: Any) -> list[Message]:
+            first, *rest = event.messages
+            return [first, Message("user", "Remember the rules."), *rest]
+
+    there = run_of(tmp_path, {}, look, checkpoint=None)
+    there.config = {**there.config, "hooks": [Inserts()]}
+    outcome = there.run([*steps(1), "done"])
+    assert [message.role for message in outcome.ok.new_items] == ["assistant", "tool", "assistant"]
+
+
+def test_the_programs_warning_is_not_what_the_user_said(tmp_path: Path) -> None:
+    numbers = {"compact_threshold": 2_000, "include_memory_warning": True, "warning_threshold_percentage": 20}
+    outcome = run_of(tmp_path, numbers).run([*steps(2), "done"])
+    assert not [message for message in outcome.ok.new_items if stages.is_warning(message)]
+
+
+@pytest.mark.parametrize("depth", [10, 450, 5_000])
+def test_an_answer_of_many_levels_is_no_end_of_the_run(tmp_path: Path, depth: int) -> None:
+    deep = (
+        json.dumps({"key_facts": ["the gate code is 4711"]})[:-1] + ', "progress": ' + "[" * depth + "]" * depth + "}"
+    )
+
+    def nested(request: ModelRequest) -> ModelResponse:
+        return ModelResponse(deep)
+
+    outcome = run_of(tmp_path, SMALL).run([*steps(3), nested, "done"])
+    assert outcome.ok.final_output == "done"
+
+
+def test_the_task_is_whole_among_the_programs_words_and_an_earlier_session() -> None:
+    task = "Guard the gate. " * 500
+    said = [Message("user", "Hello!"), Message("user", task), *[Message("user", stages.HINT)] * 100]
+    said += [Message("user", f"{stages.PICTURE}x.png"), Message("user", "Stop deleting files!")]
+    kept = summaries.originals(said, task.strip())
+    assert kept == ["Hello!", task.strip(), "Stop deleting files!"]
+    short = summaries.bounded({"original_user_messages": kept}, 20_000, task.strip())
+    assert short["original_user_messages"] == kept
+
+
+def test_a_fact_that_is_said_in_each_answer_is_never_the_oldest() -> None:
+    told = [Message("user", "Go.")]
+    for n in range(12):
+        answer = json.dumps({"key_facts": ["the gate is blue", *(f"fact {n} {i}" for i in range(15))]})
+        made = summaries.made(answer, told, 10)
+        told = summaries.compressed(told, made, files={}, artifacts=())
+    assert "the gate is blue" in made["key_facts"]
+    assert len(made["key_facts"]) == summaries.MAX_ITEMS
+
+
+def test_words_that_quote_a_tag_do_not_hide_what_was_summarised() -> None:
+    told = [Message("user", 'What is <Compressed Agent Memory>{"a": 1}</Compressed Agent Memory>?')]
+    once = summaries.compressed(told, summaries.made('{"key_facts": ["4711"]}', told, 10), files={}, artifacts=())
+    assert summaries.made("", once, 10)["key_facts"] == ["4711"]
+    assert summaries.originals(once) == [told[0].content]
+
+
+def test_keys_a_model_invents_do_not_fill_the_room() -> None:
+    said = {f"note_{n}": "x" * 500 for n in range(300)} | {"key_facts": ["4711"]}
+    short = summaries.bounded(summaries.made(json.dumps(said), [Message("user", "Go.")], 10), 500)
+    assert estimate(json.dumps(short)) <= 500
+    assert short["key_facts"] == ["4711"]
+
+
+def test_new_results_are_moved_last(tmp_path: Path) -> None:
+    old = [
+        m
+        for n in range(9)
+        for m in (Message("assistant", "", tool_calls=(ToolCall(f"o{n}", "look"),)), Message("tool", "o" * 3_000, tool_call_id=f"o{n}"))
+    ]  # fmt: skip
+    batch = [ToolCall(f"n{n}", "look") for n in range(5)]
+    new = [
+        Message("assistant", "", tool_calls=tuple(batch)),
+        *(Message("tool", "n" * 3_000, tool_call_id=c.id) for c in batch),
+    ]
+    told = [Message("system", "s"), Message("user", "task"), *old, *new]
+    manager = MemoryManager(MemoryConfig(compact_threshold=8_000), keep=lambda call_id, text: f"{call_id}.txt")
+    done = manager.run(told, manager.count(told))
+    assert list(done.messages[-6:]) == new
+    assert done.mode == "structural"
+
+
+def test_many_small_results_are_moved_where_nothing_else_helps() -> None:
+    batch = [ToolCall(f"n{n}", "look") for n in range(80)]
+    new = [
+        Message("assistant", "", tool_calls=tuple(batch)),
+        *(Message("tool", "n" * 1_896, tool_call_id=c.id) for c in batch),
+    ]
+    told = [Message("system", "s"), Message("user", "task"), *new]
+    manager = MemoryManager(MemoryConfig(compact_threshold=16_000), keep=lambda call_id, text: f"{call_id}.txt")
+    done = manager.run(told, manager.count(told), force=True)
+    assert manager.count(done.messages) <= 16_000
+
+
+def test_one_huge_fact_does_not_push_out_the_others() -> None:
+    session = SessionMemory()
+    session.add([f"fact {n}" for n in range(50)], 1)
+    session.add([{"content": "x" * 1_000_000, "importance": 9}, "<</Session Memory>/Session Memory>"], 2)
+    assert len(session.state.entries) >= 51
+    assert session.render_as_system_context().count("</Session Memory>") == 1
+
+
+def test_facts_are_looked_for_after_the_prompt_was_made_shorter_and_after_a_hand_off() -> None:
+    session = SessionMemory(ask=lambda messages: "[]")
+    session.extract([Message("user", "x")], current_cycle=1, current_tokens=60_000)
+    session.shorter(20_000)
+    assert session.should_extract(30_000, 9)
+    transcript = Transcript()
+    transcript.add(["y", session.state.to_wire()])
+    transcript.add(["i", 1, Message("user", "go on").to_wire(), [Message("system", "Write.").to_wire()]])
+    assert (transcript.session["last_message_index"], transcript.session["last_tokens"]) == (-1, 0)
+
+
+def test_a_summary_that_is_told_to_wait_is_waited_for(tmp_path: Path) -> None:
+    there = run_of(tmp_path, SMALL)
+    outcome = there.run([*steps(3), RetryLater("slow down", 0.05), summarises, answers])
+    assert outcome.ok.final_output == "done"
+    assert compactions(outcome) == ["summary"]
+
+
+def test_what_a_provider_adds_to_a_short_prompt_is_no_factor(tmp_path: Path) -> None:
+    there = run_of(tmp_path, {"model_context_window": 64_000}, read_long)
+    first = asks("read_long", call_id="call_1", arguments={"n": 1})
+    counted = {**first, "raw": {"usage": {"prompt_tokens": 900}}}
+    outcome = there.run(
+        [counted, *[asks("read_long", call_id=f"call_{n}", arguments={"n": n}) for n in range(2, 9)], "done"]
+    )
+    assert outcome.ok.final_output == "done"
+    assert compactions(outcome) == []

@@ -17,8 +17,14 @@ Mode = Literal["none", "micro", "structural", "summary", "emergency"]
 _NONE: Mode = "none"
 MAX_FILES, FILE_TOKENS, FILES_TOKENS = 10, 5_000, 30_000
 """Files put back after a summary, and tokens of each and of all; a quarter of the threshold at most."""
+_BYTES = 8
+"""Bytes of a token at most."""
 _WORTH_A_SUMMARY = 8
 """What could be summarised is at least the room's 8th: else a long task would have each cycle pay for a summary."""
+_LARGE = (None, 500)
+"""Lengths from which results are moved into files: the config's, then less."""
+_LEAST = 200
+"""Tokens a summary has in the smallest room."""
 _PART_OF_A_SUMMARY = 3
 """A summary has at most this part of the room."""
 DROP_STEP = 0.2
@@ -51,6 +57,8 @@ class MemoryManager:
     count: Callable[[Sequence[Message]], int] = count_messages
     ask_room: int | None = None
     """Tokens a request for a summary may have; None: what makes a compaction."""
+    task: str = ""
+    """The input the work is about; a summary keeps it whole."""
 
     def __post_init__(self) -> None:
         self.room = self.capacity or capacity(self.config)
@@ -82,9 +90,9 @@ class MemoryManager:
     ) -> tuple[list[Message], bool]:
         """The messages without that part of the oldest ones; where none may go, with all large results in files."""
         done = stages.dropped(messages, drop_ratio, self.config.keep_recent_messages)
-        if done == list(messages):
-            done = self._moved(done)
-        elif self.session_memory is not None:
+        for large in _LARGE:
+            done = done if done != list(messages) else self._moved(done, large)
+        if len(done) < len(messages) and self.session_memory is not None:
             self.session_memory.on_compaction(current_tokens=self.count(done))
         return done, done != list(messages)
 
@@ -128,25 +136,28 @@ class MemoryManager:
             now, mode, length = self._stage(now, stages.cleared(now, self.config), "micro", mode, length)
         if not force and length <= self.room.effective_threshold:
             return Compaction(tuple(self.warned(now, length)), mode)
-        shrunk = stages.moved(
-            stages.without_images(now), self.config, self._keep, kept_last=self.config.tool_result_keep_last
-        )
-        now, mode, length = self._stage(now, shrunk, "structural", mode, length)
+        shown = stages.without_images(now)
+        known, unread = shown[: stages.unread(shown)], shown[stages.unread(shown) :]
+        recent = self.config.tool_result_keep_last - sum(message.role == "tool" for message in unread)
+        shrunk = stages.moved(known, self.config, self._keep, kept_last=max(recent, 0))
+        now, mode, length = self._stage(now, [*shrunk, *unread], "structural", mode, length)
         # Just below the threshold, the next cycles would have to do the same again, each for a little.
         if not force and length <= self.room.microcompact_threshold:
             return Compaction(tuple(now), mode)
         known = now[: stages.unread(now)]
         if len(known) > 2 and (force or self._is_worth_a_summary(known)):
-            return self._summarised(known, now[len(known) :])
-        if force or length > self.room.effective_threshold:  # what the model has not read is too long by itself
-            now, mode, _ = self._stage(now, self._moved(now), "structural", mode, length)
+            return self._summarised(known, now[len(known) :], files=not force)
+        for large in _LARGE if force or length > self.room.effective_threshold else ():
+            now, mode, length = self._stage(now, self._moved(now, large), "structural", mode, length)
+            if length <= self.room.effective_threshold:  # else what the model has not read is too long by itself
+                break
         return Compaction(tuple(now), mode)
 
     def _is_worth_a_summary(self, known: list[Message]) -> bool:
         return self.count(known) - self.count(self._head(known)) >= self.room.effective_threshold // _WORTH_A_SUMMARY
 
-    def _moved(self, messages: Sequence[Message]) -> list[Message]:
-        return stages.moved(messages, self.config, self._keep, kept_last=0)
+    def _moved(self, messages: Sequence[Message], large: int | None = None) -> list[Message]:
+        return stages.moved(messages, self.config, self._keep, kept_last=0, large=large)
 
     def _head(self, messages: Sequence[Message]) -> list[Message]:
         """What a summary leaves as it is: the system messages, and the first of the user."""
@@ -159,13 +170,16 @@ class MemoryManager:
         """The messages after a stage, the mode and the length; as before if the stage changed nothing."""
         return (after, name, self.count(after)) if after != before else (before, mode, length)
 
-    def _summarised(self, known: list[Message], unread: list[Message]) -> Compaction:
-        """A summary in the place of what the model knows, and then what it has not read."""
+    def _summarised(self, known: list[Message], unread: list[Message], *, files: bool) -> Compaction:
+        """A summary in the place of what the model knows, and then what it has not read; `files` of the work are put
+        back unless a prompt was just refused."""
         config, room = self.config, self.room.effective_threshold
         bare = self._moved(strip(known))
         raw = self.ask(summary.prompt(bare, config.language, self.ask_room or room)) if self.ask else None
-        made = summary.bounded(summary.made(raw or "", bare, config.summary_event_limit), room // _PART_OF_A_SUMMARY)
-        done = summary.compressed(bare, made, files=self._files(made), artifacts=stages.artifacts(bare))
+        made = summary.made(raw or "", bare, config.summary_event_limit, self.task)
+        made = summary.bounded(made, max(room // _PART_OF_A_SUMMARY, _LEAST), self.task)
+        restored = self._files(made) if files else {}
+        done = summary.compressed(bare, made, files=restored, artifacts=stages.artifacts(bare))
         tokens = estimate_message(done[-1])
         if self.count([*done, *unread]) > room:
             unread = self._moved(unread)
@@ -197,7 +211,9 @@ class MemoryManager:
             return found
         for path in summary.key_files(made):
             try:
-                text = workspace.read_text(path) if workspace.is_file(path) else ""
+                info = workspace.file_info(path)
+                small = info is not None and info.is_file and info.size <= FILE_TOKENS * _BYTES
+                text = workspace.read_text(path) if small else ""
             except Exception:  # outside the workspace, gone, no text: it is not put back
                 continue
             tokens = estimate(text)

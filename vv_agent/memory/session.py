@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vv_agent.errors import ToolError
-from vv_agent.memory.summary import first_array, within
+from vv_agent.memory.summary import first_array, shortened, within
 from vv_agent.memory.tokens import estimate
 from vv_agent.messages import Message
 from vv_agent.workspace.base import WorkspaceBackend
@@ -66,7 +66,7 @@ class SessionMemoryEntry:
         weight = importance if isinstance(importance, int) and not isinstance(importance, bool) else 5
         return cls(
             category if category in CATEGORIES else "key_fact",
-            value["content"].strip().replace(_OPEN, "").replace(_CLOSE, "").encode("utf-8", "replace").decode(),
+            shortened(value["content"].strip().replace(_OPEN[1:], _OPEN[1:-1])).encode("utf-8", "replace").decode(),
             source if isinstance(source, int) else cycle,
             min(max(weight, 1), 10),
         )
@@ -175,6 +175,10 @@ class SessionMemory:
         """The messages are others now: look at all of them next time, and count growth from here."""
         baseline = self.state.last_tokens if current_tokens is None else current_tokens
         self.state = replace(self.state, initialized=True, last_message_index=-1, last_tokens=baseline)
+
+    def shorter(self, current_tokens: int) -> None:
+        """The conversation was made shorter: growth counts from here."""
+        self.state = replace(self.state, last_tokens=min(self.state.last_tokens, current_tokens))
 
     def render_as_system_context(self) -> str:
         """The facts as the block of the system message; "" if there are none."""

@@ -79,11 +79,14 @@ def _noted(message: Message) -> Message:
     return replace(message, content=f"{message.content}\n{IMAGE_NOTE}".lstrip("\n"), image_url=None)
 
 
-def moved(messages: Sequence[Message], config: MemoryConfig, keep: Keep, *, kept_last: int) -> list[Message]:
-    """Large tool results, but for the last ones, moved into files of the workspace."""
+def moved(
+    messages: Sequence[Message], config: MemoryConfig, keep: Keep, *, kept_last: int, large: int | None = None
+) -> list[Message]:
+    """Large tool results, but for the last ones, moved into files of the workspace. `large` is what the config says, or
+    less where even that is too much."""
     places = [place for place, message in enumerate(messages) if message.role == "tool"]
-    old = set(places[: len(places) - kept_last] if kept_last else places)
-    large = config.tool_result_compact_threshold
+    old = set(places[: max(0, len(places) - kept_last)] if kept_last > 0 else places)
+    large = config.tool_result_compact_threshold if large is None else large
     return [
         _moved(m, config, keep) if place in old and len(m.content) > large and not m.content.startswith(EXCERPT) else m
         for place, m in enumerate(messages)
@@ -100,7 +103,7 @@ def _moved(message: Message, config: MemoryConfig, keep: Keep) -> Message:
         f"{EXCERPT}\nartifact_path: {path}\ntotal_chars: {len(text)}\ntruncated_chars: {left_out}\nhint: {hint}\n"
         f"--- head ---\n{head}\n--- tail ---\n{tail}"
     )
-    return replace(message, content=content)
+    return replace(message, content=content) if len(content) < len(text) else message
 
 
 def artifacts(messages: Sequence[Message]) -> Iterator[str]:
@@ -117,6 +120,17 @@ def warned(messages: Sequence[Message], percentage: int, language: str) -> list[
     if any(message.content.startswith(opening) for message in messages[-_RECENT_FOR_WARNING:]):
         return list(messages)
     return [*messages, Message("user", text.format(percentage=percentage))]
+
+
+HINT = "Continue working on the task."
+"""What the program says after a cycle in which the model called no tool."""
+PICTURE = "The image you asked for: "
+"""How the program shows the image of a tool's result."""
+
+
+def said_by_program(message: Message) -> bool:
+    """Whether the program said this in the user's place: it is not the user's word."""
+    return message.role == "user" and (message.content == HINT or message.content.startswith(PICTURE))
 
 
 def is_warning(message: Message) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from vv_agent.memory.stages import is_warning
+from vv_agent.memory.stages import is_warning, said_by_program
 from vv_agent.memory.tokens import estimate
 from vv_agent.messages import Message
 
@@ -33,6 +34,9 @@ _MAX_ARTIFACTS = 60
 _EXCERPT, _STATE = 200, 500
 _SIZES = ((MAX_ITEMS, 4_000), (MAX_ITEMS, 1_000), (30, 1_000), (30, 400), (15, 200), (8, 100))
 """Entries of a list and code points of a text, from much to little: the first that fits is taken."""
+_KNOWN = frozenset({*LISTS, "summary_version", "original_user_messages", "current_work_state"})
+_TRIES = 200
+"""Brackets of an answer from which JSON is looked for: each may cost a look at all that follows."""
 _BEGINS_JSON = re.compile(r"[`\s]*(json)?\s*[{\[]")
 LEAST_ROOM = 200
 """Tokens a request has in any case: one without content would be paid for nothing."""
@@ -80,7 +84,7 @@ def within(messages: Sequence[Message], room: int) -> str:
 def rendered(message: Message, limit: int = PROMPT_CHARS) -> str:
     """A message as text for a prompt; one that holds a summary stays whole."""
     calls = "".join(f"\n(calls {call.name} {shortened(call.arguments, limit)})" for call in message.tool_calls)
-    text = message.content if _block(message.content, _MEMORY) else shortened(message.content, limit)
+    text = message.content if is_summary(message) else shortened(message.content, limit)
     return f"[{message.role}] {text}{calls}"
 
 
@@ -111,21 +115,21 @@ def first_array(raw: str) -> list[Any]:
 
 def _decoded(raw: str, opening: str) -> Iterator[Any]:
     decoder = json.JSONDecoder()
-    for found in re.finditer(re.escape(opening), raw):
+    for found in islice(re.finditer(re.escape(opening), raw), _TRIES):
         try:
             yield decoder.raw_decode(raw, found.start())[0]
         except (ValueError, RecursionError):
             continue
 
 
-def made(raw: str, messages: Sequence[Message], event_limit: int) -> dict[str, Any]:
+def made(raw: str, messages: Sequence[Message], event_limit: int, task: str = "") -> dict[str, Any]:
     """The summary of a history from a model's answer about it. What it holds takes the place of what rules find; the
     user's own words, what the model wrote down for itself and earlier facts stay in any case.
 
     Words that are no JSON become the state of the work. An answer that was cut off, or an object that is no summary,
     has nothing: an earlier summary must not be lost for it.
     """
-    text, by_rules = answered(raw), local(messages, event_limit)
+    text, by_rules = answered(raw), local(messages, event_limit, task)
     found = parsed(text)
     if found is not None and not found.keys().isdisjoint({*LISTS, "current_work_state"}):
         before = _earlier(messages)
@@ -145,11 +149,11 @@ def _list(value: Any) -> list[Any]:
 # What is made without a model.
 
 
-def local(messages: Sequence[Message], event_limit: int) -> dict[str, Any]:
+def local(messages: Sequence[Message], event_limit: int, task: str = "") -> dict[str, Any]:
     """The summary of a history by rules alone; what an earlier one held is carried on."""
     before = _earlier(messages)
-    said = [message for message in messages if message.content.strip() and _block(message.content, _MEMORY) is None]
-    events = [_event(message) for message in messages[2:] if _block(message.content, _MEMORY) is None]
+    said = [message for message in messages if message.content.strip() and not is_summary(message)]
+    events = [_event(message) for message in messages[2:] if not is_summary(message)]
     made: dict[str, Sequence[Any]] = {
         "files_examined_or_modified": _files(messages),
         "errors_and_fixes": list(_errors(messages)),
@@ -158,22 +162,23 @@ def local(messages: Sequence[Message], event_limit: int) -> dict[str, Any]:
     }
     return {
         "summary_version": VERSION,
-        "original_user_messages": originals(messages),
+        "original_user_messages": originals(messages, task),
         **{name: _joined(before.get(name), made.get(name, ())) for name in LISTS[:-1]},
         "current_work_state": excerpt(said[-1].content if said else "", _STATE),
         "next_steps": _joined(before.get("next_steps"), ()),
     }
 
 
-def originals(messages: Sequence[Message]) -> list[str]:
-    """What the user said, in order; of what earlier summaries kept of it, each once."""
+def originals(messages: Sequence[Message], task: str = "") -> list[str]:
+    """What the user said, in order; of what earlier summaries kept of it, each once. The first text and the `task` are
+    whole."""
     found: list[str] = []
     for message in messages:
-        if message.role != "user" or is_warning(message):
+        if message.role != "user" or is_warning(message) or said_by_program(message):
             continue
-        memory = _block(message.content, _MEMORY)
+        memory = _block(message.content, _MEMORY) if is_summary(message) else None
         kept = (parsed(memory) or {}).get("original_user_messages") if memory else None
-        request = _block(message.content, _REQUEST)
+        request = _block(message.content, _REQUEST) if is_summary(message) else None
         texts = kept if isinstance(kept, list) else [request if request is not None else message.content]
         said = [str(text).strip() for text in texts]
         again = isinstance(kept, list) or request is not None
@@ -182,22 +187,30 @@ def originals(messages: Sequence[Message]) -> list[str]:
     newest: list[str] = []
     room = MAX_REQUESTS_CHARS
     for text in reversed(later):
-        short = shortened(text, MAX_REQUEST_CHARS)
-        if (room := room - len(short)) < 0:
-            break
-        newest.insert(0, short)
+        short = text if text == task else shortened(text, MAX_REQUEST_CHARS)
+        room -= 0 if text == task else len(short)
+        if room >= 0 or text == task:
+            newest.insert(0, short)
     return [text for text in (first, *newest) if text]
 
 
+def is_summary(message: Message) -> bool:
+    """Whether the message took the place of a history."""
+    return message.role == "user" and message.content.startswith((_REQUEST[0], _MEMORY[0]))
+
+
 def _earlier(messages: Sequence[Message]) -> dict[str, Any]:
-    blocks = [_block(message.content, _MEMORY) for message in messages if message.role == "user"]
+    blocks = [_block(message.content, _MEMORY) for message in messages if is_summary(message)]
     return next((found for block in blocks if block and (found := parsed(block))), {})
 
 
 def _joined(before: Any, new: Sequence[Any]) -> list[Any]:
-    """Both lists without repeats; the newest entries, and of files the last word about each."""
+    """Both lists without repeats; the newest entries, each where it was said last, and of files the last word."""
     items = [*_list(before), *new]
-    seen = {_key(item): item for item in items}
+    seen: dict[str, Any] = {}
+    for item in items:
+        seen.pop(_key(item), None)  # what is said again is new
+        seen[_key(item)] = item
     return list(seen.values())[-MAX_ITEMS:]
 
 
@@ -258,27 +271,46 @@ def _errors(messages: Sequence[Message]) -> Iterator[dict[str, str]]:
             yield {"error": excerpt(message.content, _EXCERPT), "fix": fix, "file": ""}
 
 
-def bounded(summary: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """The summary within about `room` tokens: the newest entries of its lists, and the ends of long texts. Of the
-    user's words the first come before all others."""
+def bounded(summary: Mapping[str, Any], room: int, task: str = "") -> dict[str, Any]:
+    """The known parts of a summary, within about `room` tokens of the message it makes: the newest entries of its
+    lists, and the ends of long texts. Of the user's words the first and the task come before all others."""
+    known = {name: value for name, value in summary.items() if name in _KNOWN}
+    said = [str(text) for text in summary.get("original_user_messages") or [""]]
     kept: dict[str, Any] = {}
     for items, chars in _SIZES:
-        kept = {name: _cut(value, items, chars) for name, value in summary.items()}
-        first, *later = summary.get("original_user_messages") or [""]
-        kept["original_user_messages"] = [shortened(str(first), max(2 * room, chars)), *_cut(later, items, chars)]
-        if estimate(json.dumps(kept, ensure_ascii=False)) <= room:
+        first, later = _fitted(said[0], room // 3), said[1:][-items:]
+        if task in said[1:] and task not in later:
+            later = [task, *later]
+        kept = {name: _cut(value, items, chars) for name, value in known.items()}
+        kept["original_user_messages"] = [
+            first, *(_fitted(text, room // 3) if text == task else shortened(text, chars) for text in later)
+        ]  # fmt: skip
+        requests = "\n\n".join(kept["original_user_messages"])
+        if estimate(json.dumps(kept, ensure_ascii=False)) + estimate(requests) <= room:
             break
     return kept
 
 
-def _cut(value: Any, items: int, chars: int) -> Any:
+def _fitted(text: str, tokens: int) -> str:
+    """Both ends of a text that has more tokens."""
+    has = estimate(text)
+    return text if has <= tokens else shortened(text, max(_EXCERPT, len(text) * tokens // has))
+
+
+_DEPTH = 8
+"""Levels of what a model answers that are kept."""
+
+
+def _cut(value: Any, items: int, chars: int, depth: int = _DEPTH) -> Any:
     match value:
         case str():
             return shortened(value, chars)
+        case list() | dict() if not depth:
+            return "..."
         case list():
-            return [_cut(item, items, chars) for item in value[-items:]]
+            return [_cut(item, items, chars, depth - 1) for item in value[-items:]]
         case dict():
-            return {name: _cut(item, items, chars) for name, item in list(value.items())[:items]}
+            return {name: _cut(item, items, chars, depth - 1) for name, item in list(value.items())[:items]}
     return value
 
 
@@ -292,6 +324,8 @@ def compressed(
     kept = [text for message in messages for text in (_block(message.content, _ARTIFACTS) or "").split("\n") if text]
     paths = list(dict.fromkeys([*kept, *artifacts]))[-_MAX_ARTIFACTS:]
     requests = "\n\n".join(summary["original_user_messages"])
+    for tag in (*_REQUEST, *_MEMORY):  # words of the user that quote one must not end the block
+        requests = requests.replace(tag, tag.replace("<", "<\u200b"))
     parts = [_tagged(_REQUEST, requests), _tagged(_MEMORY, json.dumps(summary, ensure_ascii=False))]
     if files:
         parts.append(

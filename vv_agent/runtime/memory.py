@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vv_agent.checkpoint.record import Progress
-from vv_agent.errors import ClaimLost, LlmError
+from vv_agent.errors import ClaimLost, LlmError, RetryLater
 from vv_agent.llm.base import ModelRequest, ModelResponse
 from vv_agent.memory.config import Capacity, MemoryConfig, capacity
 from vv_agent.memory.manager import DROP_STEP, Compaction, MemoryManager
@@ -43,8 +43,12 @@ _TOO_LONG = (
     "prompt is too long", "prompt_too_long", "context_length_exceeded", "maximum context length", "request too large",
     "too many tokens",
 )  # fmt: skip
+_ANSWER = 2_000
+"""Tokens the run's own model may use for a summary, however short its turns are to be."""
 _FACTS = 500
 """Tokens the session memory has in the smallest window."""
+_SHORT = 2_000
+"""Tokens below which a prompt says nothing about how the provider counts texts."""
 _LEAST, _MOST = 0.25, 4.0
 """What a provider's count may be of our estimate: beyond that it counts something else."""
 Rewrite = Callable[[Sequence[Message]], Sequence[Message]]
@@ -86,7 +90,10 @@ class Setup:
         room = _room(config, program.settings, own)
         summary = _route(program, config.memory_summary_backend, config.memory_summary_model)
         extraction = _route(program, config.session_memory_extraction_backend, config.session_memory_extraction_model)
-        bare = program.settings.model_copy(update={"response_format": None})
+        told = program.settings.max_tokens
+        bare = program.settings.model_copy(
+            update={"response_format": None, "max_tokens": None if told is None else max(told, _ANSWER)}
+        )
         return cls(
             config=config, room=room, summary=summary or Route(program.model, own, bare), extraction=extraction,
             summary_room=min(room.prompt_capacity, _whole(summary, room)), extraction_room=_whole(extraction, room),
@@ -154,8 +161,10 @@ def _tokens(run: Run, estimated: int) -> int:
     reported = normalize_token_usage(measured[0]).input_tokens if measured else None
     if measured is None or not reported:
         return estimated + overhead
-    ratio = reported / max(1, measured[1] + overhead)
-    return int((estimated + overhead) * min(max(ratio, _LEAST), _MOST))
+    known = measured[1] + overhead
+    if known < _SHORT:  # what a provider adds to each prompt would look like a factor
+        return estimated + overhead + min(max(reported - known, 0), _SHORT)
+    return int((estimated + overhead) * min(max(reported / known, _LEAST), _MOST))
 
 
 def _rewritten(messages: Sequence[Message], rewrite: Rewrite) -> Sequence[Message]:
@@ -208,6 +217,7 @@ class _Pass:
             config=self.setup.config, capacity=self.setup.room, session_memory=self.session, keep=self._keep,
             ask=lambda messages: self._ask("memory_summary", self.setup.summary, messages),
             ask_room=self.setup.summary_room, workspace=run.program.workspace, count=self.count,
+            task=run.transcript.inputs.get(run.body.segment, "").strip(),
         )  # fmt: skip
 
     # Counting.
@@ -269,6 +279,8 @@ class _Pass:
                     self._receive(slot, (known.get("token_usage") or {}).get("provider_usage"), None, None)
                     return str(known.get("content", ""))
                 response = self._called(slot, route, messages)
+        except RetryLater:  # the run waits for it, as for one of its turns
+            raise
         except LlmError as error:
             details = {"operation": slot, "error": error.message}
             run.emit("diagnostic", level="warning", code="memory_model_failed", details=details)
@@ -321,6 +333,8 @@ class _Pass:
             estimated_tokens=length, **self.setup.room.to_event(),
         )  # fmt: skip
         done = carry_out()
+        if self.session is not None and list(done.messages) != shown:
+            self.session.shorter(self.count(done.messages))
         self._tell(
             "after_compact", "memory_compact_completed", before_count=len(shown), after_count=len(done.messages),
             mode=done.mode, changed=list(done.messages) != shown, summary_tokens=done.summary_tokens,

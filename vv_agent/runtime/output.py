@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from vv_agent.agent import NoToolPolicy
 from vv_agent.budget import BudgetExhaustion, BudgetUsageSnapshot
 from vv_agent.checkpoint.record import Head, ParkReason
+from vv_agent.memory.stages import HINT
 from vv_agent.messages import Message
 from vv_agent.results import (
     MAX_CYCLES_ANSWER,
@@ -24,8 +25,6 @@ from vv_agent.runtime.body import Body
 from vv_agent.runtime.transcript import Transcript, Turn
 from vv_agent.usage import CycleTokenUsage, TokenUsage, aggregate, normalize_token_usage
 
-HINT = "Continue working on the task."
-"""What the program says when the model called no tool and the run goes on (spec/18)."""
 WAITING = "No tool call and runtime is waiting for user."
 
 

@@ -40,6 +40,7 @@ from typing import Any
 import msgpack
 
 from vv_agent.errors import CannotServe, StoreError
+from vv_agent.memory.stages import PICTURE
 from vv_agent.memory.tokens import estimate_message
 from vv_agent.messages import Message, ToolCall
 
@@ -164,9 +165,14 @@ class Transcript:
         """Hash chain over the messages: what a model request is identified by, without reading them again."""
 
     def extend(self, seq: int, body: bytes) -> None:
-        """Take in one log entry."""
+        """Take in one log entry. Who begins at a reset does not know what the items before it in its entry are about;
+        it holds what became of them."""
         self.read_bytes += len(body)
-        for item in unpack(body, f"log entry {seq}"):
+        items = unpack(body, f"log entry {seq}")
+        if not self.whole and not self.entry_n:
+            reset = max((place for place, item in enumerate(items) if item[0] == "r"), default=0)
+            items = [*(item for item in items[:reset] if item[0] == "x"), *items[reset:]]
+        for item in items:
             self.add(item)
         self.entry_n = max(self.entry_n, seq)
 
@@ -199,9 +205,11 @@ class Transcript:
                 self.asides.append((cycle, usage, source, cache))
             case ["y", state]:
                 self.session = state
-            case ["k", cycle, stage, changed]:
+            case ["k", cycle, stage, changed, *more]:
                 self.compactions[cycle] = stage
                 self._replace(changed)
+                for wire in more[0] if more else ():  # shown to the model, and said by nobody
+                    self._show(wire, Message.from_wire(wire))
             case ["r", cycle, stage, kept]:
                 self.compactions[cycle] = stage
                 self._reset(cycle, kept)
@@ -244,6 +252,8 @@ class Transcript:
         if before is not None:
             self.messages, self.estimated, self.identity, self.last_text = [], 0, b"", None
             self.measured = None  # another agent goes on, whose model and tools count otherwise
+            if self.session:
+                self.session = {**self.session, "last_message_index": -1, "last_tokens": 0}
             for message in before:
                 self._append(message)
         self._first[segment] = len(self.history)
@@ -295,7 +305,7 @@ class Transcript:
             pairs = enumerate(zip(self.messages, messages, strict=False))
             changed = {place: new.to_wire() for place, (old, new) in pairs if new is not old and new != old}
             if not changed or self.read_bytes < _WORTH_A_RESET * len(pack([m.to_wire() for m in messages])):
-                return [["k", cycle, stage, changed], *(message_item(cycle, message) for message in messages[known:])]
+                return [["k", cycle, stage, changed, [message.to_wire() for message in messages[known:]]]]
         segment = max(self.inputs, default=0)
         kept = {
             "messages": [message.to_wire() for message in messages], "text": self.last_text, "turns": self.turn_n,
@@ -345,7 +355,7 @@ def tool_message(result: Mapping[str, Any]) -> Message:
 def picture(result: Mapping[str, Any]) -> Message:
     """The message that shows the image of a tool's result."""
     where = result.get("image_path") or result["image_url"]
-    return Message(role="user", content=f"The image you asked for: {where}", image_url=result["image_url"])
+    return Message(role="user", content=f"{PICTURE}{where}", image_url=result["image_url"])
 
 
 def tool_answer(result: Mapping[str, Any]) -> str:

@@ -130,7 +130,10 @@ def test_files_of_the_work_are_put_back_after_a_summary_if_they_are_inside(tmp_p
     space.write_text("a.py", "print(1)")
     calls = [ToolCall(f"c{n}", "edit_file", f'{{"path": "{path}"}}') for n, path in enumerate(("a.py", "../b.py"))]
     told = [Message("system", "s"), Message("user", "Go."), Message("assistant", "", tool_calls=tuple(calls)), *turn(7)]
-    done = MemoryManager(MemoryConfig(), workspace=space).run(told, 10**6, force=True)
+    said = [Message("assistant", "word " * 2_000), Message("user", "Go on.")]
+    manager = MemoryManager(MemoryConfig(compact_threshold=500), workspace=space)
+    done = manager.run([*told, *said, *turn(8)], 10**6)
+    assert "<file path=" not in manager.run([*told, *said, *turn(8)], 10**6, force=True).messages[1].content
     assert '<file path="a.py">\nprint(1)\n</file>' in done.messages[1].content
     assert '<file path="../b.py">' not in done.messages[1].content
 
@@ -190,8 +193,8 @@ def test_the_log_takes_what_changed_until_a_reset_is_worth_it() -> None:
     small = [Message("user", f"{n}") for n in range(40)]
     (reset,) = transcript.rewritten(40, 0, small)
     assert reset[0] == "r"
-    more = transcript.rewritten(40, 0, [*one, Message("user", "new")])
-    assert [item[0] for item in more] == ["k", "m"]
+    (more,) = transcript.rewritten(40, 0, [*one, Message("user", "new")])
+    assert (more[0], list(more[3]), [wire["content"] for wire in more[4]]) == ("k", [39], ["new"])
     (fewer,) = transcript.rewritten(40, 0, one[:5])
     assert fewer[0] == "r"
     transcript.add(reset)
