@@ -13,6 +13,7 @@ from vv_agent.skills.document import as_text
 from vv_agent.skills.files import SkillFile, skill_files
 from vv_agent.skills.model import LoadedSkill, SkillEntry, ValidationMode
 from vv_agent.workspace import LocalWorkspaceBackend, WorkspaceBackend
+from vv_agent.workspace.base import shown
 
 DEFAULT_BUDGET = 8000
 """Code points that the list of skills may take in a prompt."""
@@ -123,12 +124,14 @@ def _described(raw: Mapping[str, Any]) -> SkillEntry:
 
 
 def _read(file: SkillFile, load: bool) -> SkillEntry:
+    location = shown(file.location)
     try:
-        return _entry(file.load(ValidationMode.COMPAT), file.location, load)
-    except SkillError as error:
-        return SkillEntry(
-            name=file.folder or file.location, description="", location=file.location, load_error=error.message
-        )
+        if location != file.location:
+            raise SkillError("its path is no UTF-8 text; rename the folder")
+        return _entry(file.load(ValidationMode.COMPAT), location, load)
+    except (SkillError, ValueError) as error:  # ValueError: a number too long to be shown
+        reason = error.message if isinstance(error, SkillError) else str(error)
+        return SkillEntry(name=shown(file.folder) or location, description="", location=location, load_error=reason)
 
 
 def _entry(skill: LoadedSkill, location: str, load: bool) -> SkillEntry:

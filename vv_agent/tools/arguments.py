@@ -28,6 +28,21 @@ class Issue:
     rule: str
 
 
+MAX_DEPTH = 100
+"""Levels of arguments: what is deeper could not be stored, or read again."""
+
+
+def _depth(value: Any) -> int:
+    """How many levels of objects and arrays a value has; more than the limit is not counted."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            break
+        level = [below for one in level for below in (one.values() if isinstance(one, dict) else one)]
+    return depth
+
+
 def parse_arguments(raw: Any) -> dict[str, Any]:
     """The arguments as an object: JSON text or an object as given; null and blank text mean `{}`.
 
@@ -47,6 +62,8 @@ def parse_arguments(raw: Any) -> dict[str, Any]:
         value = _DECODER.decode(raw) if raw.strip() else {}
         if "\\u" in raw:
             json.dumps(value, ensure_ascii=False).encode()
+        if _depth(value) > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
     except (ValueError, RecursionError) as error:
         raise ToolError(f"Tool arguments are not valid JSON: {error}", "invalid_arguments_json") from error
     if value is None:

@@ -14,7 +14,7 @@ from vv_agent.errors import ToolError
 
 SECONDS = 1.0
 """How long one search may take; an honest pattern needs a thousandth of it."""
-MAX_LENGTH, MAX_REPEATS = 10_000, 100_000
+MAX_LENGTH, MAX_REPEATS = 1_000, 100_000
 """Longest pattern in characters; most the counts of its repeats may multiply to (they cost memory to compile)."""
 
 
@@ -62,11 +62,13 @@ def tokens(pattern: str) -> list[Token] | None:
     return found
 
 
-def too_large(pattern: str) -> str | None:
-    """Why compiling a pattern could use up memory; None when it cannot."""
+def too_large(pattern: str, *, literal: bool = False) -> str | None:
+    """Why compiling a pattern could use up memory or time; None when it cannot."""
     if len(pattern) > MAX_LENGTH:
         return f"it has {len(pattern)} characters; {MAX_LENGTH} are allowed"
     product = 1
+    if literal:
+        return None
     for count in re.findall(r"[0-9]+(?=\s*[,}])", pattern):
         product *= max(1, int(count[:9]))
     return f"its repeat counts multiply to more than {MAX_REPEATS}" if product > MAX_REPEATS else None

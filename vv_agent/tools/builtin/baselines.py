@@ -12,7 +12,7 @@ import posixpath
 from collections.abc import Mapping
 
 from vv_agent.errors import ToolError
-from vv_agent.workspace.base import FileInfo, WorkspaceBackend
+from vv_agent.workspace.base import FileInfo, WorkspaceBackend, shown
 
 MAX_BYTES = 64 * 2**20
 """Largest file the text tools touch: one model's call must not use up the memory of its worker's other runs."""
@@ -42,7 +42,7 @@ def contents(workspace: WorkspaceBackend, info: FileInfo, path: str) -> bytes:
 def key(workspace: WorkspaceBackend, path: str) -> str:
     """The one name of a file in the baselines, however the path was written."""
     info = workspace.file_info(path)
-    return info.path if info is not None else posixpath.normpath(path)
+    return shown(info.path if info is not None else posixpath.normpath(path))
 
 
 def remember_part(baselines: dict[str, str], name: str, seen: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,7 +14,7 @@ from vv_agent.results import ToolExecutionResult
 from vv_agent.tool_metadata import ToolMetadata, ToolSideEffect
 from vv_agent.tools.base import Arguments, Intent, ToolContext
 from vv_agent.tools.builtin.base import lf_lines, workspace_of
-from vv_agent.tools.builtin.baselines import current, image, key, require
+from vv_agent.tools.builtin.baselines import MAX_BYTES, current, image, key, require
 from vv_agent.tools.builtin.changing import FileChange, replace_file
 from vv_agent.tools.output import json_text
 from vv_agent.workspace.base import encoded
@@ -104,8 +105,8 @@ def _edit(before: bytes | None, arguments: Arguments, known: Callable[[], None] 
     except UnicodeDecodeError:
         raise ToolError(f"The file is not UTF-8 text: {path}", "unsupported_encoding") from None
     known()
-    if old not in text and "\r\n" in text:
-        old, new = _crlf(old), _crlf(new)
+    if "\r\n" in text and (old not in text or _line_ending(text) == "crlf"):
+        old, new = old if old in text else _crlf(old), _crlf(new)
     start = len(_BOM) if text.startswith(_BOM) else 0  # the mark stays, whatever is put in its place
     places = tuple(_places(text, old, start))
     if not places:
@@ -119,6 +120,10 @@ def _edit(before: bytes | None, arguments: Arguments, known: Callable[[], None] 
             "`replace_all`",
             "old_string_not_unique",
             match_count=len(places),
+        )
+    if (size := len(before) + len(places) * (len(encoded(new)) - len(encoded(old)))) > MAX_BYTES:
+        raise ToolError(
+            f"The edit would make {path} {size} bytes long; a tool can take {MAX_BYTES}", "workspace_backend_error"
         )
     return Edit(text, old, new, places)
 
@@ -160,13 +165,13 @@ def _diff(edit: Edit, path: str) -> Iterator[str]:
     time."""
     lines = lf_lines(edit.text)
     starts = [0, *accumulate(map(len, lines))]
-    changed = list(_changed(edit, starts))
+    changed = deque(_changed(edit, starts))
     yield from (f"--- a/{path}\n", f"+++ b/{path}\n")
     grown = 0
     while changed:
-        hunk = [changed.pop(0)]
+        hunk = [changed.popleft()]
         while changed and changed[0][0] - hunk[-1][1] <= 2 * AROUND:
-            hunk.append(changed.pop(0))
+            hunk.append(changed.popleft())
         here = low = max(0, hunk[0][0] - AROUND)
         high = min(len(lines), hunk[-1][1] + AROUND)
         body: list[str] = []

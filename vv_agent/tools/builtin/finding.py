@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import sys
 from itertools import islice
 from typing import Any
 
@@ -22,7 +23,7 @@ MOST_RESULTS = 5_000
 
 def _find(context: ToolContext, arguments: Arguments) -> ToolExecutionResult | dict[str, Any]:
     wanted, offset = int(arguments.get("max_results", MAX_RESULTS)), int(arguments.get("offset", 0))
-    limit = int(arguments.get("scan_limit", max(SCAN_LIMIT, wanted)))
+    limit = min(int(arguments.get("scan_limit", max(SCAN_LIMIT, wanted))), sys.maxsize)
     if not 1 <= wanted <= MOST_RESULTS:
         raise unfit("max_results", wanted, f"from 1 to {MOST_RESULTS}")
     if limit < wanted:

@@ -6,6 +6,7 @@ before the CR of a line that ends in CRLF.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from vv_agent.workspace import portable
 
 SECONDS = 2.0
 """How long a pattern may work on one file; an honest one needs a thousandth of it."""
+_RECURSES = re.compile(r"(?<!\\)\(\?(?:R\)|[+-]?\d+\)|&|P>)")
+"""Such a pattern takes up to a gigabyte."""
 _NO_TEXT = "\udc80-\udcff"
 _SPACE = r"\t\n\x0b\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 
@@ -41,7 +44,10 @@ class Pattern:
         flags = regex.MULTILINE | (regex.IGNORECASE if insensitive else 0) | (regex.DOTALL if multiline else 0)
         if not multiline and _breaks_lines(text, literal):
             raise _wrong(text, "it holds a line break; set `multiline` to match over several lines")
-        if reason := portable.too_large("" if literal else text) or ("it is empty" if not text else None):
+        reason = portable.too_large(text, literal=literal) or ("it is empty" if not text else None)
+        if reason is None and not literal and _RECURSES.search(text):
+            reason = "it calls itself or a group of its own, which no search here does"
+        if reason is not None:
             raise _wrong(text, reason)
         found = None if literal else portable.tokens(text)
         if literal:

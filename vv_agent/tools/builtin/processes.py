@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
@@ -49,10 +49,11 @@ class Command:
     """
 
     def __init__(
-        self, argv: Sequence[str], cwd: str, *, env: Sequence[str] = (), stdin: str = "", limit: float | None = None
-    ) -> None:
-        """Start it; `OSError` or `ValueError` when it cannot be. `env` are assignments `NAME=value`, `limit` is in
-        seconds."""
+        self, argv: Sequence[str], cwd: str, *, env: Mapping[str, str] | None = None, stdin: str = "",
+        limit: float | None = None,
+    ) -> None:  # fmt: skip
+        """Start it; `OSError` or `ValueError` when it cannot be. `env` are variables besides those of the worker;
+        `limit` is in seconds."""
         self.status = "running"
         self.exit_code: int | None = None
         self.done = threading.Event()
@@ -63,7 +64,7 @@ class Command:
         self._kept = bytearray()
         self._size = 0
         _watch_forks()
-        unset = [part for name in _PRIVATE for part in ("-u", name)]
+        own = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
         reads, self._holds = os.pipe()
         _holding.add(self._holds)
         try:
@@ -71,9 +72,9 @@ class Command:
                 given.write(stdin.encode("utf-8", "replace"))
                 given.seek(0)
                 self._process = subprocess.Popen(
-                    ["sh", "-c", _GUARDED, f"/dev/fd/{reads}", "env", *unset, *env, *argv],
-                    cwd=cwd, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
-                    start_new_session=True, pass_fds=(reads,),
+                    ["sh", "-c", _GUARDED, f"/dev/fd/{reads}", *argv],
+                    cwd=cwd, env={**own, **(env or {})}, stdin=given, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, bufsize=0, start_new_session=True, pass_fds=(reads,),
                 )  # fmt: skip
         except BaseException:
             self._let_go()

@@ -8,7 +8,7 @@ from vv_agent.errors import ToolError
 from vv_agent.tool_metadata import ToolIdempotency, ToolMetadata, ToolSideEffect
 from vv_agent.tools.base import Arguments, ToolContext
 from vv_agent.tools.builtin.base import BuiltinTool, lf_lines, workspace_of
-from vv_agent.tools.builtin.baselines import contents, image, remember_part
+from vv_agent.tools.builtin.baselines import contents, image, key, remember_part
 from vv_agent.workspace.base import FileInfo
 
 MAX_LINES = 2_000
@@ -24,7 +24,7 @@ def _read(context: ToolContext, arguments: Arguments) -> dict[str, Any]:
     lines = _lines(data, path)
     start, end = _range(arguments, len(lines))
     selected = lines[start - 1 : end]
-    seen = str(image(data))
+    seen, name = str(image(data)), key(workspace, path)
     report = {
         "path": path,
         "start_line": start,
@@ -32,12 +32,12 @@ def _read(context: ToolContext, arguments: Arguments) -> dict[str, Any]:
         "show_line_numbers": arguments.get("show_line_numbers", False),
     }
     if len(selected) > MAX_LINES or sum(map(len, selected)) > MAX_CHARS:
-        remember_part(context.file_baselines, info.path, seen)
+        remember_part(context.file_baselines, name, seen)
         return {**report, "content": None, **_too_long(lines, start, end)}
     if {"start_line", "end_line"} & arguments.keys():
-        remember_part(context.file_baselines, info.path, seen)
+        remember_part(context.file_baselines, name, seen)
     else:
-        context.file_baselines[info.path] = seen
+        context.file_baselines[name] = seen
     return {**report, "content": _rendered(selected, start, report["show_line_numbers"])}
 
 

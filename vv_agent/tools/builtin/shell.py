@@ -141,11 +141,15 @@ def _folder(context: ToolContext, exec_dir: str) -> tuple[str, str]:
     if not isinstance(workspace, LocalWorkspaceBackend):
         raise ToolError("Commands need a workspace that is a folder of this machine", "invalid_exec_dir")
     os.makedirs(workspace.root, exist_ok=True)
-    path = Path(os.path.realpath(workspace.root / os.path.expanduser(exec_dir.strip() or ".")))
+    try:
+        path = Path(os.path.realpath(workspace.root / os.path.expanduser(exec_dir.strip() or ".")))
+        found = path.is_dir()
+    except (OSError, ValueError) as error:  # too long, or a NUL byte in it
+        raise ToolError(f"`exec_dir` cannot be a folder: {error}", "invalid_exec_dir") from None
     inside = path.is_relative_to(workspace.root)
     if not inside and not workspace.allow_outside_root:
         raise ToolError(f"`exec_dir` is outside of the workspace: {exec_dir}", "invalid_exec_dir")
-    if not path.is_dir():
+    if not found:
         raise ToolError(f"`exec_dir` is no folder: {exec_dir}", "invalid_exec_dir")
     return str(path), path.relative_to(workspace.root).as_posix() if inside else str(path)
 
@@ -156,13 +160,13 @@ def _timeout(given: Any) -> int:
     return int(given)
 
 
-def _environment(metadata: Mapping[str, Any]) -> list[str]:
+def _environment(metadata: Mapping[str, Any]) -> dict[str, str]:
     given = metadata.get("bash_env") or {}
     if not isinstance(given, Mapping) or not all(isinstance(value, str) for value in given.values()):
         raise _misconfigured("`bash_env` must be an object of strings.")
     if wrong := [name for name in given if not name or "=" in name or name.startswith("-")]:
         raise _misconfigured(f"`bash_env` has the name {wrong[0]!r}.")
-    return [f"{name}={value}" for name, value in given.items()]
+    return {str(name): value for name, value in given.items()}
 
 
 def _fed(command: str, arguments: Arguments, shell: Shell) -> tuple[str, str]:
