@@ -293,7 +293,7 @@ class Runner:
             raise ConfigError("run_not_resumable", "this result was not made by a Runner of this process; use its key")
         else:
             key, home = state.result.home.key, store or state.result.home.store
-        head = existing(home, validate_key(key))
+        head = _root(existing(home, validate_key(key)))
         engine, dispatcher = self._means(home)
         config = config or (state.result.config if isinstance(state, RunState) else None) or self._default
         handle, feed = self._follower(engine, dispatcher, head, config)
@@ -435,6 +435,14 @@ class Runner:
 
 class ConfiguredRunner(Runner):
     """What `Runner.configured` gives: a runner with a default config of its own."""
+
+
+def _root(head: Head) -> Head:
+    """The record, if it is that of a run that is resumed by itself."""
+    if head.parent_key is not None:
+        what = f"run {head.key!r} works for run {head.root_key!r}"
+        raise ConfigError("run_not_resumable", f"{what}; resume that one, it goes on with both")
+    return head
 
 
 def _check_config(config: RunConfig | None, name: str) -> None:

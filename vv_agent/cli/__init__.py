@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any, TextIO
 
 _OF_TYPER = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
@@ -18,6 +20,9 @@ def main() -> None:
     stopped by Ctrl-C. For app-server, usage and configuration are 2. (`python -X dev` shows where an unexpected error
     came from.)
     """
+    _open_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _Interrupted())
     try:
         code = _guarded()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: another one changes nothing
@@ -28,6 +33,51 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)  # threads that still follow a run need no farewell, and the shell does not wait for one
+
+
+class _Interrupted:
+    """Ctrl-C: the first one stops what is under way, which may take a while; the second one leaves at once, wherever
+    the program is."""
+
+    def __init__(self) -> None:
+        self._again = False
+
+    def __call__(self, *_: object) -> None:
+        if self._again:
+            with contextlib.suppress(OSError):
+                os.write(2, b"\nvv-agent: stopped\n")
+            os._exit(130)
+        self._again = True
+        raise KeyboardInterrupt
+
+
+class _Deaf:
+    """A stderr that nobody reads, or that can take no more: work does not end for it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+def _open_streams() -> None:
+    """Streams that were closed lead nowhere; a character that stdout does not have is escaped, and costs no result."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sys.stderr = _Deaf(sys.stderr)
 
 
 def _guarded() -> int:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from vv_agent.cli.render import to_json
 from vv_agent.cli.text import command, iso, safe, short
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class JsonLines:
         self._out = out
 
     def tell(self, event: RunEvent) -> None:
-        self._out.write(json.dumps(event.to_wire(), ensure_ascii=False) + "\n")
+        self._out.write(f"{to_json(event.to_wire())}\n")
         self._out.flush()
 
     def end(self) -> None:

@@ -17,7 +17,13 @@ _COLOURS = {
 
 def as_json(value: Any) -> None:
     """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    sys.stdout.write(f"{to_json(value, indent=2)}\n")
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON that stdout can take: with escapes where its encoding has not all characters."""
+    whole = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return json.dumps(value, ensure_ascii=not whole, indent=indent)
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:

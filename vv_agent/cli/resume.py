@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -19,6 +20,7 @@ from vv_agent.settings import read_settings
 def resume_run(key: str, *, as_json: bool) -> int:
     """Go on with a run and print what came of it. Exit code 0 finished, 1 failed, 3 it waits for a person."""
     settings = read_settings()
+    sys.path.insert(0, os.getcwd())  # code named by import path is looked for here, as a worker does
     store = open_store(settings.store, create=False)
     existing(store, key)
     narrator = Talker(sys.stderr, store, key, resumed=True) if sys.stderr.isatty() else Quiet()

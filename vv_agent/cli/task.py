@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import shlex
 import sys
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vv_agent.cli.arguments import Task, usage
 from vv_agent.cli.follow import Narrator, Quiet, Talker, VerboseLines, follow
+from vv_agent.cli.render import as_json
 
 if TYPE_CHECKING:
     from vv_agent.agent import Agent
@@ -166,7 +166,7 @@ def _say_what_is_next(store: CheckpointStore, key: str) -> None:
 
 
 def _print(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    as_json(value)
 
 
 def _tell(text: str) -> None:

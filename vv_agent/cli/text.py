@@ -34,9 +34,22 @@ def command(*words: str, options: str = "") -> str:
 
 
 def safe(text: str, *, lines: bool = False) -> str:
-    """Text of a model, tool or key without control characters: it can neither move the cursor nor ring the bell."""
+    """Text of a model, tool or key without control characters: it can neither move the cursor nor ring the bell, and
+    what is hidden in it is seen."""
     kept = "\n\t" if lines else ""
-    return "".join("?" if unicodedata.category(c) in ("Cc", "Cs") and c not in kept else c for c in text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_visible(c) if c not in kept else c for c in text)
+
+
+_HIDDEN = frozenset("\u061c\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff")
+"""Characters that change the order of what is shown, or are not seen: what is read would not be what is there."""
+
+
+def _visible(char: str) -> str:
+    if char in _HIDDEN:
+        return f"\\u{ord(char):04x}"
+    return "?" if unicodedata.category(char) in ("Cc", "Cs") else char
 
 
 def short(text: str, most: int) -> str:

@@ -280,10 +280,17 @@ def _raise_budget(key: str, exhausted: Mapping[str, Any]) -> Step:
     return Step(why, command("runs", "raise-budget", key, options=option))
 
 
+_MOST = 200
+"""Characters of arguments that are shown with a question."""
+
+
 def _approvals(key: str, approvals: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
     for asked in approvals:
         base = partial(command, "runs", "approve", key, asked["interruption_id"])
-        what = f"{asked['tool_name']} {short(json.dumps(asked['arguments'], ensure_ascii=False), 200)}"
+        arguments = json.dumps(asked["arguments"], ensure_ascii=False)
+        what = f"{asked['tool_name']} {short(arguments, _MOST)}"
+        if len(arguments) > _MOST:
+            what += f" (all {len(arguments)} characters: {command('runs', 'show', key, options='--full')})"
         who = "it" if asked["key"] == key else f"{asked['key']} below it"
         yield Step(f"{who} wants to call {what}; let it", base(options="--allow"))
         yield Step("and every later call of that tool in this run", base(options="--allow-session"))

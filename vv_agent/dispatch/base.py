@@ -162,7 +162,7 @@ class Below:
             except StoreError as error:  # the run is as its last save left it; who waits for it looks again
                 log.warning("run %s could not be carried on for a moment: %s", recipe.key, error)
             except Exception as error:  # as for a run that has none above it, the caller is told
-                log.exception("run %s could not be carried on here", recipe.key)
+                log.warning("run %s could not be carried on here: %s", recipe.key, error)
                 self._failure = error
             with self._lock:
                 self._busy.discard(recipe.key)

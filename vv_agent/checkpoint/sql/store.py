@@ -50,6 +50,7 @@ class SqlStore(CheckpointStore):
 
     def __init__(self, url: str, *, create: bool = True, clock: Callable[[], int] | None = None) -> None:
         target = parse_url(url, create)
+        self._create = create
         shown = without_password(target.render_as_string(hide_password=True))
         self.url = shown.replace("+pysqlite", "", 1).replace("+psycopg", "", 1)
         self._clock = clock
@@ -81,6 +82,8 @@ class SqlStore(CheckpointStore):
             if not self._sqlite:  # two processes must not create the tables at once
                 connection.execute(text("SELECT pg_advisory_xact_lock(7653421)"))
             _refuse_sessions(connection, self.url)
+            if self._sqlite and not self._create and not inspect(connection).has_table(META.name):
+                raise StoreError("store_unavailable", f"{self.url} is no store of runs; set VV_AGENT_STORE to one")
             TABLES.create_all(connection)
             known = {row[0]: str(row[1]) for row in connection.execute(select(META.c.name, META.c.value))}
             if not known:
