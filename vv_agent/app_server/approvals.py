@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from vv_agent.app_server.outgoing import OutgoingRouter
+from vv_agent.app_server.outgoing import Connection, OutgoingRouter
 from vv_agent.app_server.protocol import ApprovalDecision as Answer
 from vv_agent.app_server.protocol import ApprovalRequestParams, ApprovalResolveParams
 from vv_agent.app_server.rpc import INVALID_PARAMS, ErrorResponse, Response, RpcError
@@ -30,7 +30,7 @@ class Asking:
     durable: bool
     timeout: float | None
     approve: Callable[[str, ApprovalDecision], None]
-    owner: str | None
+    owner: Connection | None
     open: dict[str, Pending] = field(default_factory=dict)
 
 
@@ -40,7 +40,7 @@ class Pending:
 
     params: ApprovalRequestParams
     asking: Asking
-    asked: str | None = None
+    asked: Connection | None = None
     timer: threading.Timer | None = None
 
 
@@ -64,9 +64,9 @@ class Approvals:
         elif not asking.durable:
             self._time_out(pending, "connection closed")
 
-    def own(self, asking: Asking, connection: str) -> None:
-        """A connection came (back) to a turn that nobody owns: it is asked what is open."""
-        if asking.owner is None:
+    def own(self, asking: Asking, connection: Connection) -> None:
+        """A connection came (back) to a turn that nobody owns: it is asked what is open, unless it has left."""
+        if asking.owner is None and connection.speaks:
             asking.owner = connection
             for pending in list(asking.open.values()):
                 self._ask(pending)
@@ -79,7 +79,7 @@ class Approvals:
             if for_good or not asking.durable:
                 self._time_out(pending, "connection closed")
 
-    def resolve(self, connection: str, params: ApprovalResolveParams) -> None:
+    def resolve(self, connection: Connection, params: ApprovalResolveParams) -> None:
         """`approval/resolve`. `RpcError` -32602 unless it matches an open request of this connection."""
         pending = self._pending.get(params.request_id)
         wanted = (connection, params.thread_id, params.turn_id)
@@ -98,7 +98,7 @@ class Approvals:
 
     def _ask(self, pending: Pending) -> None:
         connection, asking = pending.asking.owner, pending.asking
-        if connection is None or pending.asked == connection:
+        if connection is None or pending.asked is connection:
             return
         pending.asked = connection
         if asking.timeout is not None:

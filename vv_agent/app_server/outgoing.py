@@ -1,4 +1,4 @@
-"""What goes out: a bounded queue for each connection, and the requests of the server that wait for an answer."""
+"""Connections: a bounded queue for each of what goes out, and the requests of the server that wait for an answer."""
 
 from __future__ import annotations
 
@@ -31,12 +31,20 @@ too slow because much is said."""
 Answered = Callable[[Response | ErrorResponse], None]
 
 
-class Outbox:
-    """The queue of one connection. Putting never blocks; whoever makes much waits for room before."""
+class Connection:
+    """A client, with the queue of what it is told. Putting never blocks; whoever makes much waits for room before.
+
+    One that is closed is told nothing any more; a name that comes again is another connection.
+    """
 
     def __init__(
-        self, capacity: int, *, clock: Callable[[], float], patience: float, too_slow: Callable[[], object]
-    ) -> None:
+        self, name: str, capacity: int, *,
+        clock: Callable[[], float], patience: float, too_slow: Callable[[Connection], object],
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.initialized = False
+        self.speaks = True
+        """False once the client has left: it can answer nothing that it would be asked."""
         self.silent: frozenset[str] = frozenset()
         """Notifications the client does not want."""
         self._capacity = capacity
@@ -48,6 +56,10 @@ class Outbox:
         self._changed = threading.Condition()
         self._watched = False
         self._closed = False
+
+    @property
+    def open(self) -> bool:
+        return not self._closed
 
     @property
     def over(self) -> bool:
@@ -79,6 +91,7 @@ class Outbox:
 
     def close(self, last: bytes | None = None) -> None:
         """Take no more. What waits is still given out; with `last`, only that."""
+        self.speaks = False
         with self._changed:
             if self._closed:
                 return
@@ -100,7 +113,7 @@ class Outbox:
                 text = f"{self._capacity} messages waited for {self._patience:g} s"
                 self.close(encode(notification("error/warning", Warned(message=text, code="slow_reader").to_wire())))
                 log.warning("a client reads too slowly: %s; its connection is closed, its turns go on", text)
-                self._too_slow()
+                self._too_slow(self)
                 return
 
 
@@ -110,78 +123,87 @@ class OutgoingRouter:
     def __init__(
         self, capacity: int = CAPACITY, *, clock: Callable[[], float] = time.monotonic, patience: float = PATIENCE
     ) -> None:
-        self.too_slow: Callable[[str], object] = lambda connection: None
+        self.too_slow: Callable[[Connection], object] = lambda connection: None
         """Told of a connection that was closed because it read too slowly."""
         self._capacity = capacity
         self._clock = clock
         self._patience = patience
-        self._boxes: dict[str, Outbox] = {}
-        self._pending: dict[str, tuple[str, Answered]] = {}
+        self._boxes: dict[str, Connection] = {}
+        self._pending: dict[str, tuple[Connection, Answered]] = {}
         self._lock = threading.Lock()
 
-    def connect(self, connection: str) -> None:
-        """Open a connection; one of this name that was closed is replaced."""
-        box = Outbox(
-            self._capacity, clock=self._clock, patience=self._patience, too_slow=lambda: self.too_slow(connection)
+    def connect(self, name: str) -> Connection:
+        """Open a connection; one of this name is found no more."""
+        connection = Connection(
+            name, self._capacity, clock=self._clock, patience=self._patience, too_slow=self.too_slow
         )
         with self._lock:
-            self._boxes[connection] = box
+            self._boxes[name] = connection
+        return connection
 
-    def disconnect(self, connection: str) -> None:
-        """Close a connection; the requests it was to answer are dropped."""
+    def find(self, connection: Connection | str) -> Connection | None:
+        """The connection of a name."""
+        return self._boxes.get(connection) if isinstance(connection, str) else connection
+
+    def connections(self) -> list[Connection]:
         with self._lock:
-            box = self._boxes.get(connection)
-            self._pending = {name: one for name, one in self._pending.items() if one[0] != connection}
-        if box is not None:
-            box.close()
+            return list(self._boxes.values())
 
-    def silence(self, connection: str, methods: Iterable[str]) -> None:
-        if (box := self._boxes.get(connection)) is not None:
-            box.silent = frozenset(methods)
+    def close(self, connection: Connection) -> None:
+        """Tell it no more; what waits can be received. The requests it was to answer are dropped."""
+        connection.close()
+        with self._lock:
+            self._pending = {name: one for name, one in self._pending.items() if one[0] is not connection}
 
-    def receive(self, connection: str, timeout: float | None = None) -> bytes | None:
+    def forget(self, connection: Connection) -> None:
+        """Nobody receives its messages any more."""
+        with self._lock:
+            if self._boxes.get(connection.name) is connection:
+                del self._boxes[connection.name]
+
+    def receive(self, connection: Connection | str, timeout: float | None = None) -> bytes | None:
         """The next line for a connection; None when it is closed and has no more, or after `timeout` seconds."""
-        box = self._boxes.get(connection)
-        line = None if box is None else box.get(timeout)
-        if box is not None and box.over:
-            with self._lock:
-                if self._boxes.get(connection) is box:
-                    del self._boxes[connection]
+        found = self.find(connection)
+        line = None if found is None else found.get(timeout)
+        if found is not None and found.over:
+            self.forget(found)
         return line
 
-    def wait_for_room(self, connections: Iterable[str], timeout: float | None = None) -> bool:
-        boxes = [box for name in connections if (box := self._boxes.get(name)) is not None]
-        return all(box.wait_for_room(timeout) for box in boxes)
+    def wait_for_room(self, connections: Iterable[Connection], timeout: float | None = None) -> bool:
+        return all(connection.wait_for_room(timeout) for connection in connections)
 
-    def respond(self, connection: str, request_id: int | str, result: Part) -> None:
-        self._put(connection, response(request_id, result.to_wire()))
+    def respond(self, connection: Connection, request_id: int | str, result: Part) -> None:
+        connection.put(encode(response(request_id, result.to_wire())))
 
-    def refuse(self, connection: str, request_id: int | str | None, error: RpcError) -> None:
-        self._put(connection, error_response(error, request_id))
+    def refuse(self, connection: Connection, request_id: int | str | None, error: RpcError) -> None:
+        connection.put(encode(error_response(error, request_id)))
 
-    def notify(self, connections: Iterable[str], method: str, params: Part | Mapping[str, Any]) -> None:
+    def notify(self, connections: Iterable[Connection], method: str, params: Part | Mapping[str, Any]) -> None:
         """Tell connections, unless they do not want to hear it."""
         assert method in NOTIFICATIONS
         line = encode(notification(method, params.to_wire() if isinstance(params, Part) else dict(params)))
         for connection in list(connections):
-            box = self._boxes.get(connection)
-            if box is not None and method not in box.silent:
-                box.put(line)
+            if method not in connection.silent:
+                connection.put(line)
 
-    def request(self, connection: str, method: str, request_id: str, params: Part, answered: Answered) -> None:
+    def request(
+        self, connection: Connection | str, method: str, request_id: str, params: Part, answered: Answered
+    ) -> None:
         """Ask the client; `answered` is called in the thread that reads. `RpcError` while this id waits already."""
         assert method in SERVER_REQUESTS
+        if (found := self.find(connection)) is None:
+            return
         with self._lock:
             if request_id in self._pending:
                 raise RpcError(INVALID_PARAMS, f"server request {request_id!r} waits for an answer already")
-            self._pending[request_id] = (connection, answered)
-        self._put(connection, request(request_id, method, params.to_wire()))
+            self._pending[request_id] = (found, answered)
+        found.put(encode(request(request_id, method, params.to_wire())))
 
-    def answer(self, connection: str, message: Response | ErrorResponse) -> None:
+    def answer(self, connection: Connection, message: Response | ErrorResponse) -> None:
         """A client's answer; one that nobody waits for is dropped."""
         with self._lock:
             pending = self._pending.get(message.id) if isinstance(message.id, str) else None
-            if pending is None or pending[0] != connection:
+            if pending is None or pending[0] is not connection:
                 return
             del self._pending[str(message.id)]
         pending[1](message)
@@ -190,7 +212,3 @@ class OutgoingRouter:
         """Wait for that answer no longer."""
         with self._lock:
             self._pending.pop(request_id, None)
-
-    def _put(self, connection: str, message: dict[str, Any]) -> None:
-        if (box := self._boxes.get(connection)) is not None:
-            box.put(encode(message))

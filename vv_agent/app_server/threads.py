@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vv_agent.app_server import protocol as wire
-from vv_agent.app_server.outgoing import OutgoingRouter
+from vv_agent.app_server.outgoing import Connection, OutgoingRouter
 from vv_agent.app_server.rpc import INVALID_PARAMS, THREAD_ARCHIVED, THREAD_NOT_FOUND, RequestId, RpcError
 from vv_agent.app_server.sql import SqlThreadStore
 
@@ -28,7 +28,7 @@ class LiveThread:
 
     thread_id: str
     lock: threading.RLock = field(default_factory=threading.RLock)
-    subscribers: dict[str, None] = field(default_factory=dict)
+    subscribers: dict[Connection, None] = field(default_factory=dict)
     active: ActiveTurn | None = None
     holders: int = 0
     """How many requests use it now; guarded by the lock of `Threads`."""
@@ -87,50 +87,56 @@ class Threads:
         self.store.put_thread(changed)
         return changed
 
-    def tell(self, live: LiveThread, method: str, params: wire.Part, *also: str) -> None:
+    def tell(self, live: LiveThread, method: str, params: wire.Part, *also: Connection) -> None:
         """Notify everyone who listens to a thread."""
         self._router.notify({**live.subscribers, **dict.fromkeys(also)}, method, params)
 
-    def tell_status(self, live: LiveThread, status: wire.ThreadStatus, *also: str) -> None:
+    def tell_status(self, live: LiveThread, status: wire.ThreadStatus, *also: Connection) -> None:
         changed = wire.ThreadStatusChanged(thread_id=live.thread_id, status=status)
         self.tell(live, "thread/status/changed", changed, *also)
 
-    def disconnect(self, connection: str, *, hears: bool = False) -> None:
-        """A connection is gone, or will say no more and still `hears`; its turns run on."""
+    def subscribe(self, live: LiveThread, connection: Connection) -> None:
+        """From here on a connection hears a thread, unless it is closed. The thread's lock is held: who closes a
+        connection takes it from the threads afterwards."""
+        if connection.open:
+            live.subscribers[connection] = None
+
+    def leave(self, connection: Connection) -> None:
+        """A connection is closed, or will say no more (and still hears); its turns run on."""
         with self._lock:
             threads = list(self._live)
         for thread_id in threads:
             with self.hold(thread_id) as live:
-                if not hears:
+                if not connection.open:
                     live.subscribers.pop(connection, None)
-                if live.active is not None and live.active.asking.owner == connection:
+                if live.active is not None and live.active.asking.owner is connection:
                     self._approvals.leave(live.active.asking, for_good=False)
 
     # Requests.
 
-    def start(self, connection: str, request_id: RequestId, params: wire.ThreadStartParams) -> None:
+    def start(self, connection: Connection, request_id: RequestId, params: wire.ThreadStartParams) -> None:
         thread = self.store.new_thread(params.agent_key, params.cwd, params.metadata or {}, self._clock())
         with self.at(thread.thread_id) as (live, _):
-            live.subscribers[connection] = None
+            self.subscribe(live, connection)
             started = wire.ThreadStartResponse(
                 thread_id=thread.thread_id, agent_key=thread.agent_key, cwd=thread.cwd, status=thread.status
             )
             self._router.respond(connection, request_id, started)
             self.tell(live, "thread/started", started)
 
-    def resume(self, connection: str, request_id: RequestId, params: wire.ThreadResumeParams) -> None:
+    def resume(self, connection: Connection, request_id: RequestId, params: wire.ThreadResumeParams) -> None:
         with self.at(params.thread_id) as (live, thread):
             if open_again := thread.status == "closed":
                 self.set_status(thread, "idle")
             if params.subscribe:
-                live.subscribers[connection] = None
+                self.subscribe(live, connection)
             now = thread.model_copy(update={"status": "idle"}) if open_again else thread
             page = self._page(now, params.after_seq or 0, params.limit)
             self._router.respond(connection, request_id, wire.ThreadResumeResponse(**page))
             if params.subscribe and live.active is not None:
                 self._approvals.own(live.active.asking, connection)
 
-    def read(self, connection: str, request_id: RequestId, params: wire.ThreadReadParams) -> None:
+    def read(self, connection: Connection, request_id: RequestId, params: wire.ThreadReadParams) -> None:
         with self.at(params.thread_id, archived=True) as (_, thread):
             after = params.after_seq or 0
             if params.after_item_id is not None:
@@ -138,14 +144,14 @@ class Threads:
             page = self._page(thread, after, params.limit)
             self._router.respond(connection, request_id, wire.ThreadReadResponse(**page))
 
-    def list(self, connection: str, request_id: RequestId, params: wire.ThreadListParams) -> None:
+    def list(self, connection: Connection, request_id: RequestId, params: wire.ThreadListParams) -> None:
         archived = params.archived if params.archived is not None or params.include_archived else False
         offset, limit = params.offset or 0, params.limit or PAGE
         found = self.store.threads(archived, offset, limit + 1)
         more = offset + limit if len(found) > limit else None
         self._router.respond(connection, request_id, wire.ThreadListResponse(threads=found[:limit], next_offset=more))
 
-    def archive(self, connection: str, request_id: RequestId, params: wire.ThreadIdParams) -> None:
+    def archive(self, connection: Connection, request_id: RequestId, params: wire.ThreadIdParams) -> None:
         with self.at(params.thread_id) as (live, thread):
             if live.active is not None:
                 raise RpcError(INVALID_PARAMS, f"thread {live.thread_id!r} has an active turn; interrupt it first")
@@ -155,10 +161,10 @@ class Threads:
             self.tell(live, "thread/archived", archived, connection)
             self.tell_status(live, "archived", connection)
 
-    def unsubscribe(self, connection: str, request_id: RequestId, params: wire.ThreadIdParams) -> None:
+    def unsubscribe(self, connection: Connection, request_id: RequestId, params: wire.ThreadIdParams) -> None:
         with self.at(params.thread_id, archived=True) as (live, thread):
             live.subscribers.pop(connection, None)
-            if live.active is not None and live.active.asking.owner == connection:
+            if live.active is not None and live.active.asking.owner is connection:
                 self._approvals.leave(live.active.asking, for_good=True)
             over = not live.subscribers and live.active is None
             answer = wire.ThreadUnsubscribeResponse(thread_id=live.thread_id, subscribed=False, closed=over)

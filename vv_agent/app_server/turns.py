@@ -11,7 +11,7 @@ from vv_agent.app_server import protocol as wire
 from vv_agent.app_server import rpc
 from vv_agent.app_server.approvals import Approvals, Asking
 from vv_agent.app_server.items import Projection, Shown, checkpoint_of, outcome_of, text_of
-from vv_agent.app_server.outgoing import OutgoingRouter
+from vv_agent.app_server.outgoing import Connection, OutgoingRouter
 from vv_agent.app_server.rpc import RequestId, RpcError
 from vv_agent.app_server.runs import AppServerRunAdapter, Plan, is_held
 from vv_agent.app_server.sql import ItemConflict, SqlThreadStore, TurnRecord
@@ -78,7 +78,7 @@ class Turns:
 
     # Requests.
 
-    def start(self, connection: str, request_id: RequestId, params: wire.TurnStartParams) -> None:
+    def start(self, connection: Connection, request_id: RequestId, params: wire.TurnStartParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
             if live.active is not None:
                 raise RpcError(
@@ -87,11 +87,11 @@ class Turns:
             record = self._new(thread, params.input, params.metadata, "running")
             active = self._begin(live, thread, record, connection)
             answer = wire.TurnStartResponse(thread_id=live.thread_id, turn_id=active.turn_id, status="running")
-            live.subscribers[connection] = None
+            self._threads.subscribe(live, connection)
             self._router.respond(connection, request_id, answer)
             self._announce(live, thread, active)
 
-    def resume(self, connection: str, request_id: RequestId, params: wire.TurnResumeParams) -> None:
+    def resume(self, connection: Connection, request_id: RequestId, params: wire.TurnResumeParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
             record = self._resumable(live, params)
             plan = self._runs.plan(thread, record, self._store.session(thread.thread_id))
@@ -106,11 +106,11 @@ class Turns:
                 self._router.respond(connection, request_id, _running(record.turn, look.head, checkpoint_of(look.head)))
             else:
                 active = self._take_up(live, record, plan, look.head, connection)
-                live.subscribers[connection] = None
+                self._threads.subscribe(live, connection)
                 self._router.respond(connection, request_id, _running(active.turn, look.head))
                 self._announce(live, thread, active)
 
-    def interrupt(self, connection: str, request_id: RequestId, params: wire.TurnInterruptParams) -> None:
+    def interrupt(self, connection: Connection, request_id: RequestId, params: wire.TurnInterruptParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
             active = _active(live, params.expected_turn_id)
             active.handle.cancel(params.reason)
@@ -118,7 +118,7 @@ class Turns:
             self._router.respond(connection, request_id, answer)
             self._drop_approvals(live, active, INTERRUPTED)
 
-    def steer(self, connection: str, request_id: RequestId, params: wire.TurnMessageParams) -> None:
+    def steer(self, connection: Connection, request_id: RequestId, params: wire.TurnMessageParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
             active = _active(live, params.expected_turn_id)
             try:
@@ -130,7 +130,7 @@ class Turns:
             answer = wire.TurnQueuedResponse(thread_id=live.thread_id, turn_id=active.turn_id, queued=True)
             self._router.respond(connection, request_id, answer)
 
-    def follow_up(self, connection: str, request_id: RequestId, params: wire.TurnMessageParams) -> None:
+    def follow_up(self, connection: Connection, request_id: RequestId, params: wire.TurnMessageParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
             active = _active(live, params.expected_turn_id)
             queued = self._new(thread, params.input, None, "queued")
@@ -178,7 +178,9 @@ class Turns:
         )  # fmt: skip
         return TurnRecord(turn, metadata=metadata or {})
 
-    def _begin(self, live: LiveThread, thread: wire.AppThread, record: TurnRecord, owner: str | None) -> ActiveTurn:
+    def _begin(
+        self, live: LiveThread, thread: wire.AppThread, record: TurnRecord, owner: Connection | None
+    ) -> ActiveTurn:
         """Write the turn down, then start its run: a crash between leaves a turn that is known to have done nothing."""
         plan = self._runs.plan(thread, record, self._store.session(thread.thread_id))
         before = self._store.turn(record.turn.turn_id)
@@ -192,7 +194,9 @@ class Turns:
             raise RpcError(rpc.INTERNAL_ERROR, f"the run could not be started: {error}") from error
         return self._activate(live, record, plan, handle, run_id=handle.run_id, owner=owner)
 
-    def _take_up(self, live: LiveThread, record: TurnRecord, plan: Plan, head: Head, owner: str | None) -> ActiveTurn:
+    def _take_up(
+        self, live: LiveThread, record: TurnRecord, plan: Plan, head: Head, owner: Connection | None
+    ) -> ActiveTurn:
         handle = self._runs.take_up(plan, text_of(record.turn.input))
         again = record.turn.model_copy(update={"status": "running", "completed_at": None, "result": None})
         record = replace(record, turn=again, checkpoint_key=plan.key)
@@ -200,11 +204,12 @@ class Turns:
 
     def _activate(
         self, live: LiveThread, record: TurnRecord, plan: Plan, handle: RunHandle, *,
-        run_id: str, owner: str | None, resumed: bool = False,
+        run_id: str, owner: Connection | None, resumed: bool = False,
     ) -> ActiveTurn:  # fmt: skip
         record = replace(record, turn=record.turn.model_copy(update={"run_id": run_id}))
         timeout = self._approval_timeout if plan.asks_for is None else None
-        asking = Asking(plan.store is not None, timeout, handle.approve, owner)
+        here = owner if owner is not None and owner.speaks else None
+        asking = Asking(plan.store is not None, timeout, handle.approve, here)
         view = Projection(live.thread_id, record.turn.turn_id)
         try:
             self._store.put_turn(record)
@@ -341,7 +346,7 @@ class Turns:
         if status == "completed":
             self._follow_up(live, active.asking.owner)
 
-    def _follow_up(self, live: LiveThread, owner: str | None) -> None:
+    def _follow_up(self, live: LiveThread, owner: Connection | None) -> None:
         """Start the turn that waits longest, if there is one."""
         queued = patiently(lambda: self._store.turns_of("queued", live.thread_id))
         thread = self._store.thread(live.thread_id)
@@ -377,7 +382,7 @@ class Turns:
             raise RpcError(rpc.INVALID_PARAMS, f"thread {live.thread_id!r} has the active turn {live.active.turn_id}")
         return replace(record, checkpoint_key=params.checkpoint_key)
 
-    def _replay(self, connection: str, request_id: RequestId, record: TurnRecord, plan: Plan) -> None:
+    def _replay(self, connection: Connection, request_id: RequestId, record: TurnRecord, plan: Plan) -> None:
         """Answer with the end of a run that is over; nothing runs."""
         assert plan.store is not None
         assert plan.key is not None
