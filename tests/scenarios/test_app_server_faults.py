@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.app_server import Served, refused
-from tests.scenarios.test_app_server import GATE, GO, Office, launch, wait_for, wait_for_gate
+from tests.scenarios.test_app_server import GATE, GO, Faulty, Office, launch, wait_for, wait_for_gate
 from vv_agent import Agent, NoToolPolicy, RunConfig
 from vv_agent.app_server import DefaultAppServerHost, MemoryThreadStore, StdioJsonlTransport
 from vv_agent.app_server.sql import TurnRecord
@@ -133,3 +133,34 @@ def test_a_passing_fault_of_the_thread_store_does_not_cancel_a_checkpointed_run(
     assert runs.look(key).head.status == "completed"
     second.close()
     office.processor.close()
+
+
+def answers(served: Served) -> int:
+    return sum("method" not in message for message in served.wire.received())
+
+
+def test_an_unsubscription_that_the_store_did_not_take_has_one_answer() -> None:
+    store = Faulty(lambda verb, given: "store_full" if verb == "put_thread" else None)
+    with Served(store=store) as served:
+        thread_id = served.thread()
+        assert refused(served.client.unsubscribe_thread, {"threadId": thread_id}).rpc_code == -32603
+        store.fault = lambda verb, given: None
+        assert served.client.unsubscribe_thread({"threadId": thread_id})["closed"] is True
+        assert answers(served) == 4
+
+
+def test_a_replay_that_the_store_did_not_take_has_one_answer() -> None:
+    store = Breaking()
+    config = RunConfig(checkpoint_config=CheckpointConfig(store=MemoryStore()))
+    with Served(store=store, config=config) as served:
+        thread_id = served.thread()
+        done = served.run(thread_id)
+        record = store.turn(done["turnId"])
+        assert record is not None
+        store.put_turn(TurnRecord(record.turn.model_copy(update={"status": "interrupted"}), record.checkpoint_key))
+        store.broken = lambda record: True
+        params = {"threadId": thread_id, "turnId": done["turnId"], "checkpointKey": done["checkpoint"]["key"]}
+        assert refused(served.client.resume_turn, params).rpc_code == -32603
+        store.broken = lambda record: False
+        assert served.client.resume_turn(params)["finalOutput"] == "Done."
+        assert answers(served) == 5

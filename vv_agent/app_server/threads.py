@@ -163,14 +163,16 @@ class Threads:
 
     def unsubscribe(self, connection: Connection, request_id: RequestId, params: wire.ThreadIdParams) -> None:
         with self.at(params.thread_id, archived=True) as (live, thread):
+            over = live.active is None and not live.subscribers.keys() - {connection}
+            closes = over and thread.status not in ("closed", "archived")
+            if closes:
+                self.set_status(thread, "closed")
             live.subscribers.pop(connection, None)
             if live.active is not None and live.active.asking.owner is connection:
                 self._approvals.leave(live.active.asking, for_good=True)
-            over = not live.subscribers and live.active is None
             answer = wire.ThreadUnsubscribeResponse(thread_id=live.thread_id, subscribed=False, closed=over)
             self._router.respond(connection, request_id, answer)
-            if over and thread.status not in ("closed", "archived"):
-                self.set_status(thread, "closed")
+            if closes:
                 self.tell(live, "thread/closed", wire.ThreadIdParams(thread_id=live.thread_id), connection)
                 self.tell_status(live, "closed", connection)
 

@@ -391,11 +391,11 @@ class Turns:
         status, outcome = outcome_of(result, look.head if look else None)
         ending = {name: getattr(outcome, name) for name in wire.Ending.model_fields}
         turn = record.turn
+        if turn.status in ("running", "interrupted") and status != turn.status:
+            self._store.put_turn(self._ended(record, status, outcome))
         self._router.respond(connection, request_id, wire.TurnResumeResponse(
             thread_id=turn.thread_id, turn_id=turn.turn_id, run_id=result.run_id, status=status, **ending
         ))  # fmt: skip
-        if turn.status in ("running", "interrupted") and status != turn.status:
-            self._store.put_turn(self._ended(record, status, outcome))
 
 
 def _active(live: LiveThread, expected: str | None) -> ActiveTurn:
