@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.app_server import Served, refused
+from tests.app_server import Served, refused, until
 from tests.scenarios.test_app_server import GATE, GO, Faulty, Office, launch, wait_for, wait_for_gate
 from vv_agent import Agent, NoToolPolicy, RunConfig
 from vv_agent.app_server import DefaultAppServerHost, MemoryThreadStore, StdioJsonlTransport
@@ -93,10 +93,11 @@ class Breaking(MemoryThreadStore):
     def __init__(self) -> None:
         super().__init__()
         self.broken: Callable[[TurnRecord], bool] = lambda record: False
+        self.code = "store_unavailable"
 
     def put_turn(self, record: TurnRecord) -> None:
         if self.broken(record):
-            raise StoreError("store_unavailable", "the store is away")
+            raise StoreError(self.code, "the store is away")
         super().put_turn(record)
 
 
@@ -164,3 +165,47 @@ def test_a_replay_that_the_store_did_not_take_has_one_answer() -> None:
         store.broken = lambda record: False
         assert served.client.resume_turn(params)["finalOutput"] == "Done."
         assert answers(served) == 5
+
+
+def test_the_end_of_a_turn_that_the_store_did_not_take_is_written_before_the_thread_is_read() -> None:
+    store = Breaking()
+    store.code = "store_full"
+    with Served(store=store) as served:
+        thread_id = served.thread()
+        store.broken = lambda record: record.turn.status == "completed"
+        served.run(thread_id)
+        until(served.server.processor.idle, "the turn is over")
+        assert refused(served.read, thread_id).rpc_code == -32603
+        store.broken = lambda record: False
+        snapshot = served.read(thread_id)
+        assert snapshot["thread"]["status"] == "idle"
+        assert [turn["status"] for turn in snapshot["turns"]] == ["completed"]
+        assert served.run(thread_id)["status"] == "completed"
+
+
+def test_the_end_of_a_turn_that_the_store_did_not_take_is_written_when_the_server_stops() -> None:
+    store = Breaking()
+    store.code = "store_full"
+    with Served(store=store) as served:
+        thread_id = served.thread()
+        store.broken = lambda record: record.turn.status == "completed"
+        served.run(thread_id)
+        until(served.server.processor.idle, "the turn is over")
+        store.broken = lambda record: False
+    assert store.last_status(thread_id) == "completed"
+    assert store.thread(thread_id).status == "idle"  # type: ignore[union-attr]
+
+
+def test_a_follow_up_begins_only_once_the_end_before_it_is_written() -> None:
+    store = Breaking()
+    with Served([call("wait_for_gate"), "Done."], [wait_for_gate], store=store) as served:
+        thread_id = served.thread()
+        turn_id = served.turn(thread_id)
+        served.client.follow_up_turn({"threadId": thread_id, "input": GO})
+        faults = [StoreError("store_full", "no room")]
+        store.broken = lambda record: bool(record.turn.status == "completed" and faults and faults.pop())
+        store.code = "store_full"
+        GATE.set()
+        served.next("turn/completed", turnId=turn_id)
+        assert served.next("turn/completed", status="completed")["turnId"] != turn_id
+        assert [turn["status"] for turn in served.read(thread_id)["turns"]] == ["completed", "completed"]

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from vv_agent.agent import Agent
@@ -22,7 +23,7 @@ from vv_agent.app_server.sql import MemoryThreadStore, SqlThreadStore
 from vv_agent.app_server.threads import Threads
 from vv_agent.app_server.turns import ActiveTurn, Turns
 from vv_agent.config import RunConfig
-from vv_agent.errors import VVAgentError
+from vv_agent.errors import StoreError, VVAgentError
 from vv_agent.runner import Runner
 
 log = logging.getLogger("vv_agent.app_server")
@@ -142,6 +143,9 @@ class MessageProcessor:
             if not turn.asking.durable:
                 turn.handle.cancel("The server stopped.")
         self._lanes.close()
+        if self._threads is not None:
+            with suppress(StoreError):  # the next server finds what it can
+                self._threads.write_ends()
 
     def _active(self) -> list[ActiveTurn]:
         return self._threads.active() if self._threads is not None else []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vv_agent.app_server import protocol as wire
 from vv_agent.app_server.outgoing import Connection, OutgoingRouter
 from vv_agent.app_server.rpc import INVALID_PARAMS, THREAD_ARCHIVED, THREAD_NOT_FOUND, RequestId, RpcError
-from vv_agent.app_server.sql import SqlThreadStore
+from vv_agent.app_server.sql import SqlThreadStore, TurnRecord
 
 if TYPE_CHECKING:
     from vv_agent.app_server.approvals import Approvals
@@ -30,6 +30,8 @@ class LiveThread:
     lock: threading.RLock = field(default_factory=threading.RLock)
     subscribers: dict[Connection, None] = field(default_factory=dict)
     active: ActiveTurn | None = None
+    unwritten: TurnRecord | None = None
+    """The end of the last turn, while the store does not take it."""
     holders: int = 0
     """How many requests use it now; guarded by the lock of `Threads`."""
 
@@ -49,10 +51,12 @@ class Threads:
 
     @contextmanager
     def at(self, thread_id: str, *, archived: bool = False) -> Iterator[tuple[LiveThread, wire.AppThread]]:
-        """A thread under its lock, read again. `RpcError` if there is none, or it is archived."""
+        """A thread under its lock, read again. `RpcError` if there is none, or it is archived; `StoreError` while the
+        end of its last turn cannot be written: what is stored about it is not true."""
         if thread_id not in self._live and self.store.thread(thread_id) is None:
             raise RpcError(THREAD_NOT_FOUND, f"there is no thread {thread_id[:200]!r}")
         with self.hold(thread_id) as live:
+            self.write_end(live)
             thread = self.store.thread(thread_id)
             assert thread is not None
             if thread.status == "archived" and not archived:
@@ -72,7 +76,7 @@ class Threads:
         finally:
             with self._lock:
                 live.holders -= 1
-                if not live.holders and not live.subscribers and live.active is None:
+                if not (live.holders or live.subscribers or live.active or live.unwritten):
                     del self._live[thread_id]
 
     def active(self) -> list[ActiveTurn]:
@@ -86,6 +90,22 @@ class Threads:
         changed = thread.model_copy(update=changes)
         self.store.put_thread(changed)
         return changed
+
+    def write_end(self, live: LiveThread) -> None:
+        """Write down that the last turn is over, if the store has not taken it yet. May be repeated."""
+        if live.unwritten is None:
+            return
+        self.store.put_turn(live.unwritten)
+        if (thread := self.store.thread(live.thread_id)) is not None:
+            self.set_status(thread, "idle")
+        live.unwritten = None
+
+    def write_ends(self) -> None:
+        with self._lock:
+            late = [live.thread_id for live in self._live.values() if live.unwritten is not None]
+        for thread_id in late:
+            with self.hold(thread_id) as live:
+                self.write_end(live)
 
     def tell(self, live: LiveThread, method: str, params: wire.Part, *also: Connection) -> None:
         """Notify everyone who listens to a thread."""
@@ -145,6 +165,7 @@ class Threads:
             self._router.respond(connection, request_id, wire.ThreadReadResponse(**page))
 
     def list(self, connection: Connection, request_id: RequestId, params: wire.ThreadListParams) -> None:
+        self.write_ends()
         archived = params.archived if params.archived is not None or params.include_archived else False
         offset, limit = params.offset or 0, params.limit or PAGE
         found = self.store.threads(archived, offset, limit + 1)

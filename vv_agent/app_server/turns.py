@@ -330,13 +330,11 @@ class Turns:
     # Ending.
 
     def _end(self, live: LiveThread, active: ActiveTurn, status: wire.TurnStatus, outcome: wire.Outcome) -> None:
+        live.unwritten = self._ended(active.record, status, outcome)
         try:
             self._drop_approvals(live, active, "turn ended")
-            ended = self._ended(active.record, status, outcome)
-            patiently(lambda: self._store.put_turn(ended))
-            if (thread := self._store.thread(live.thread_id)) is not None:
-                self._threads.set_status(thread, "idle")
-        except StoreError as error:  # clients hear the end all the same; the next server reads it from the run
+            patiently(lambda: self._threads.write_end(live))
+        except StoreError as error:  # clients hear the end all the same; it is written before the thread is read
             self._warn(live, "durable_resume_store" if active.resumed else "event_stream", str(error))
         self._threads.tell_status(live, "idle")
         turn = active.turn
@@ -348,6 +346,7 @@ class Turns:
 
     def _follow_up(self, live: LiveThread, owner: Connection | None) -> None:
         """Start the turn that waits longest, if there is one."""
+        patiently(lambda: self._threads.write_end(live))
         queued = patiently(lambda: self._store.turns_of("queued", live.thread_id))
         thread = self._store.thread(live.thread_id)
         if not queued or thread is None:
