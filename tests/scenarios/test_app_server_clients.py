@@ -9,9 +9,11 @@ import pytest
 
 from tests.app_server import until
 from tests.scenarios.test_app_server import GATE, GO, Office, launch
-from vv_agent import Agent, AppServer, NoToolPolicy, Runner
+from vv_agent import Agent, AppServer, NoToolPolicy, RunConfig, Runner
 from vv_agent.app_server import AppServerClient, ChannelTransport, DefaultAppServerHost
 from vv_agent.app_server.rpc import encode, request
+from vv_agent.checkpoint.config import CheckpointConfig
+from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.testing import ScriptedProvider, call
 
 
@@ -118,3 +120,56 @@ def test_a_transport_that_breaks_in_any_way_ends_its_server() -> None:
     thread = AppServer(DefaultAppServerHost(agent), transport=transport, runner=runner).start()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def a_durable_office() -> Office:
+    """Its turn asks twice."""
+    steps = [call("launch", {"pad": "A"}), call("launch", {"pad": "B"}), "Done."]
+    return Office(steps, [launch], config=RunConfig(checkpoint_config=CheckpointConfig(store=MemoryStore())))
+
+
+def test_what_a_turn_asks_after_its_owner_unsubscribed_is_asked_of_who_still_hears_it() -> None:
+    office = a_durable_office()
+    first, second = office.client("first"), office.client("second")
+    thread_id = first.start_thread({})["threadId"]
+    second.resume_thread({"threadId": thread_id})
+    first.start_turn({"threadId": thread_id, "input": GO})
+    hear(first, "approval/request")
+    first.unsubscribe_thread({"threadId": thread_id})
+    assert hear(second, "approval/resolved")["decision"] == "timeout"
+    asked = hear(second, "approval/request")
+    assert asked["arguments"] == {"pad": "B"}
+    second.resolve_approval({"requestId": asked["requestId"], "decision": "allow"})
+    assert hear(second, "turn/completed")["finalOutput"] == "Done."
+    first.close()
+    second.close()
+    office.processor.close()
+
+
+def test_what_a_turn_asks_after_its_last_client_unsubscribed_times_out_at_once() -> None:
+    office = a_durable_office()
+    first = office.client("first")
+    thread_id = first.start_thread({})["threadId"]
+    first.start_turn({"threadId": thread_id, "input": GO})
+    hear(first, "approval/request")
+    first.unsubscribe_thread({"threadId": thread_id})
+    until(lambda: len(resolutions(office, thread_id)) == 2, "both have timed out")
+    assert first.read_thread({"threadId": thread_id})["items"]
+    assert resolutions(office, thread_id) == ["connection closed"] * 2
+    first.close()
+    office.processor.close()
+
+
+def test_an_open_approval_of_a_checkpointed_turn_is_asked_of_who_hears_it_when_its_owner_is_gone() -> None:
+    office = a_durable_office()
+    first, second = office.client("first"), office.client("second")
+    thread_id = first.start_thread({})["threadId"]
+    second.resume_thread({"threadId": thread_id})
+    first.start_turn({"threadId": thread_id, "input": GO})
+    asked = hear(first, "approval/request")
+    first.close()
+    assert hear(second, "approval/request") == asked
+    second.unsubscribe_thread({"threadId": thread_id})
+    until(office.processor.idle, "the turn is over")
+    second.close()
+    office.processor.close()

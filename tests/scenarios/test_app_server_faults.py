@@ -209,3 +209,53 @@ def test_a_follow_up_begins_only_once_the_end_before_it_is_written() -> None:
         served.next("turn/completed", turnId=turn_id)
         assert served.next("turn/completed", status="completed")["turnId"] != turn_id
         assert [turn["status"] for turn in served.read(thread_id)["turns"]] == ["completed", "completed"]
+
+
+class Deaf(MemoryStore):
+    """A store of runs that does not take the first signals it is given."""
+
+    def __init__(self, faults: int) -> None:
+        super().__init__()
+        self.faults = faults
+
+    def post(self, key: str, signal: Any) -> Any:
+        if self.faults:
+            self.faults -= 1
+            raise StoreError("store_full", "no room for a signal")
+        return super().post(key, signal)
+
+
+def test_an_answer_that_the_store_did_not_take_is_given_again() -> None:
+    config = RunConfig(checkpoint_config=CheckpointConfig(store=Deaf(2)))
+    with Served([call("launch", {"pad": "A"}), "Launched."], [launch], config=config) as served:
+        served.turn(served.thread())
+        asked = served.next("approval/request")
+        served.client.resolve_approval({"requestId": asked["requestId"], "decision": "allow"})
+        assert served.next("approval/resolved")["decision"] == "allow"
+        assert served.next("turn/completed")["finalOutput"] == "Launched."
+
+
+def test_a_timeout_that_the_store_did_not_take_comes_again() -> None:
+    config = RunConfig(checkpoint_config=CheckpointConfig(store=Deaf(2)))
+    steps = [call("launch", {"pad": "A"}), "Not launched."]
+    with Served(steps, [launch], config=config, approval_timeout=0.05) as served:
+        served.turn(served.thread())
+        assert served.next("approval/resolved")["decision"] == "timeout"
+        assert served.next("turn/completed")["finalOutput"] == "Not launched."
+
+
+def test_an_answer_that_the_store_did_not_take_outlives_its_client() -> None:
+    store = Deaf(1)
+    config = RunConfig(checkpoint_config=CheckpointConfig(store=store))
+    office = Office([call("launch", {"pad": "A"}), "Launched."], [launch], config=config)
+    first, second = office.client("first"), office.client("second")
+    thread_id = first.start_thread({})["threadId"]
+    second.resume_thread({"threadId": thread_id})
+    first.start_turn({"threadId": thread_id, "input": GO})
+    asked = wait_for(first, "approval/request")
+    first.resolve_approval({"requestId": asked["requestId"], "decision": "allow"})
+    first.close()
+    assert wait_for(second, "approval/resolved")["decision"] == "allow"
+    assert wait_for(second, "turn/completed")["finalOutput"] == "Launched."
+    second.close()
+    office.processor.close()

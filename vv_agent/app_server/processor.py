@@ -128,8 +128,6 @@ class MessageProcessor:
                 self._router.answer(connection, message)
         except RpcError as error:
             self._router.refuse(connection, error.request_id, error)
-        except VVAgentError as error:  # an answer that the store did not take: the run asks again after a resume
-            log.warning("an answer was not taken: %s", error)
 
     def idle(self) -> bool:
         """Nothing runs and no request waits, except runs that wait for a decision nobody here can make."""

@@ -129,8 +129,15 @@ class Threads:
             with self.hold(thread_id) as live:
                 if not connection.open:
                     live.subscribers.pop(connection, None)
-                if live.active is not None and live.active.asking.owner is connection:
-                    self._approvals.leave(live.active.asking, for_good=False)
+                self._disown(live, connection, for_good=False)
+
+    def _disown(self, live: LiveThread, connection: Connection, *, for_good: bool) -> None:
+        """What its turn asks from here on is asked of another one that hears the thread, if there is one."""
+        if live.active is None or live.active.asking.owner is not connection:
+            return
+        self._approvals.leave(live.active.asking, for_good=for_good)
+        for heir in live.subscribers:
+            self._approvals.own(live.active.asking, heir)
 
     # Requests.
 
@@ -189,8 +196,7 @@ class Threads:
             if closes:
                 self.set_status(thread, "closed")
             live.subscribers.pop(connection, None)
-            if live.active is not None and live.active.asking.owner is connection:
-                self._approvals.leave(live.active.asking, for_good=True)
+            self._disown(live, connection, for_good=True)
             answer = wire.ThreadUnsubscribeResponse(thread_id=live.thread_id, subscribed=False, closed=over)
             self._router.respond(connection, request_id, answer)
             if closes:

@@ -55,7 +55,9 @@ class ActiveTurn:
     @property
     def waits(self) -> bool:
         """Only for a decision, and nobody is here to make it."""
-        return self.asking.durable and self.asking.owner is None and bool(self.asking.open)
+        waiting = list(self.asking.open.values())
+        there = self.asking.owner is not None or any(one.decision is not None for one in waiting)
+        return self.asking.durable and bool(waiting) and not there
 
 
 class Turns:
