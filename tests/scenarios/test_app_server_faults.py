@@ -211,6 +211,16 @@ def test_a_follow_up_begins_only_once_the_end_before_it_is_written() -> None:
         assert [turn["status"] for turn in served.read(thread_id)["turns"]] == ["completed", "completed"]
 
 
+def test_an_item_to_begin_after_leaves_no_turn_out() -> None:
+    with Served() as served:
+        thread_id = served.thread()
+        served.run(thread_id)
+        served.run(thread_id)
+        whole = served.read(thread_id)
+        after = served.read(thread_id, afterItemId=whole["items"][-1]["itemId"])
+        assert (after["items"], after["turns"]) == ([], whole["turns"])
+
+
 class Deaf(MemoryStore):
     """A store of runs that does not take the first signals it is given."""
 

@@ -113,3 +113,20 @@ def test_a_page_ends_where_it_is_large_enough() -> None:
     second = store.page(thread.thread_id, 5, 100)
     assert (len(second.items), len(second.turns), second.next_after) == (2, 1, None)
     store.close()
+
+
+def test_a_page_counts_its_turns() -> None:
+    store = MemoryThreadStore()
+    thread = store.new_thread("default", None, {}, 1)
+    turns = [turn(store, thread, "completed") for _ in range(7)]
+    for one in turns:
+        store.put_turn(TurnRecord(one.model_copy(update={"input": [{"text": "x" * 1_000_000}]})))
+    kept = store.add_item(item("item_1", thread))
+    first = store.page(thread.thread_id, 0, 100)
+    assert ([one.turn_id for one in first.turns], first.items) == ([one.turn_id for one in turns[:5]], [])
+    assert (first.last_seq, first.next_after) == (8, 5)
+    second = store.page(thread.thread_id, 5, 100)
+    assert (len(second.turns), second.items, second.next_after) == (2, [kept], None)
+    few = store.page(thread.thread_id, 0, 2)
+    assert (len(few.turns), few.next_after) == (2, 2)
+    store.close()

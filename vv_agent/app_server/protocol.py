@@ -183,7 +183,7 @@ class ThreadIdParams(Part):
 
 
 class ThreadResumeParams(Part):
-    """Additive: `afterSeq`, `limit` (items of one page)."""
+    """Additive: `afterSeq`, `limit` (items, and turns, of one page)."""
 
     thread_id: str
     subscribe: bool = True

@@ -6,6 +6,7 @@ Every change of a thread takes its next number (`seq`): an item keeps its own, a
 from __future__ import annotations
 
 import fcntl
+import heapq
 import json
 import os
 import threading
@@ -221,24 +222,29 @@ class SqlThreadStore:
         with self._transaction() as tx:
             return tx.execute(query).scalar() or 0
 
-    def page(self, thread_id: str, after: int, limit: int) -> Page:
-        """At most `limit` items after a number, oldest first, with the turns that changed meanwhile."""
-        items: list[AppItem] = []
-        size = 0
+    def page(self, thread_id: str, after: int, limit: int, *, items_after: int = 0) -> Page:
+        """What changed after a number, at most `limit` items (only those after `items_after`) and `limit` turns, oldest
+        first."""
+        items: list[Any] = []
+        turns: list[Any] = []
+        size, seq, upto = 0, after, None
         with self._transaction() as tx:
             last = tx.execute(select(THREAD.c.last_seq).where(THREAD.c.thread_id == thread_id)).scalar_one()
-            query = select(ITEM).where(ITEM.c.thread_id == thread_id, ITEM.c.seq > after).order_by(ITEM.c.seq)
-            upto = None
-            for row in tx.execute(query.limit(limit + 1)).mappings():
-                if len(items) == limit or (items and size > PAGE_BYTES):
-                    upto = items[-1].seq
+            found = [
+                tx.execute(
+                    select(table).where(table.c.thread_id == thread_id, table.c.seq > since)
+                    .order_by(table.c.seq).limit(limit + 1)
+                ).mappings()
+                for table, since in ((ITEM, max(after, items_after)), (TURN, after))
+            ]  # fmt: skip
+            for row in heapq.merge(*found, key=lambda row: row["seq"]):
+                if size > PAGE_BYTES or limit in (len(items), len(turns)):
+                    upto = seq
                     break
-                items.append(_item(row))
-                size += len(row["body"])
-            changed = select(TURN).where(TURN.c.thread_id == thread_id, TURN.c.seq > after).order_by(TURN.c.n)
-            changed = changed.where(TURN.c.seq <= (last if upto is None else upto))
-            turns = [_record(row).turn for row in tx.execute(changed).mappings()]
-        return Page(turns, items, last, upto)
+                (items if "item_id" in row else turns).append(row)
+                seq, size = row["seq"], size + len(row["body"])
+        turns.sort(key=lambda row: row["n"])
+        return Page([_record(row).turn for row in turns], [_item(row) for row in items], last, upto)
 
     # Details.
 

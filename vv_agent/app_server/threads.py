@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vv_agent.app_server.turns import ActiveTurn
 
 PAGE = 2_000
-"""Items of a page, and threads of a list, when the client names no limit."""
+"""Items and turns of a page, and threads of a list, when the client names no limit."""
 
 
 @dataclass(eq=False)
@@ -165,10 +165,9 @@ class Threads:
 
     def read(self, connection: Connection, request_id: RequestId, params: wire.ThreadReadParams) -> None:
         with self.at(params.thread_id, archived=True) as (_, thread):
-            after = params.after_seq or 0
-            if params.after_item_id is not None:
-                after = max(after, self.store.seq_of(params.thread_id, params.after_item_id))
-            page = self._page(thread, after, params.limit)
+            item = params.after_item_id
+            items_after = 0 if item is None else self.store.seq_of(params.thread_id, item)
+            page = self._page(thread, params.after_seq or 0, params.limit, items_after)
             self._router.respond(connection, request_id, wire.ThreadReadResponse(**page))
 
     def list(self, connection: Connection, request_id: RequestId, params: wire.ThreadListParams) -> None:
@@ -203,8 +202,8 @@ class Threads:
                 self.tell(live, "thread/closed", wire.ThreadIdParams(thread_id=live.thread_id), connection)
                 self.tell_status(live, "closed", connection)
 
-    def _page(self, thread: wire.AppThread, after: int, limit: int | None) -> dict[str, Any]:
-        page = self.store.page(thread.thread_id, after, limit or PAGE)
+    def _page(self, thread: wire.AppThread, after: int, limit: int | None, items_after: int = 0) -> dict[str, Any]:
+        page = self.store.page(thread.thread_id, after, limit or PAGE, items_after=items_after)
         return {
             "thread": thread, "turns": page.turns, "items": page.items, "last_seq": page.last_seq,
             "next_after_seq": page.next_after,
