@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.app_server import until
+from tests.app_server import Served, refused, until
 from tests.scenarios.test_app_server import GATE, GO, Office, launch
 from vv_agent import Agent, AppServer, NoToolPolicy, RunConfig, Runner
-from vv_agent.app_server import AppServerClient, ChannelTransport, DefaultAppServerHost
-from vv_agent.app_server.rpc import encode, request
+from vv_agent.app_server import (
+    AppServerClient,
+    AsyncAppServerClient,
+    ChannelTransport,
+    DefaultAppServerHost,
+    StdioJsonlTransport,
+)
+from vv_agent.app_server.rpc import MAX_LINE, encode, notification, request
 from vv_agent.checkpoint.config import CheckpointConfig
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.testing import ScriptedProvider, call
@@ -107,7 +118,6 @@ def test_connections_that_were_closed_are_not_kept() -> None:
     office.processor.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_transport_that_breaks_in_any_way_ends_its_server() -> None:
     class Breaking(ChannelTransport):
         def receive(self) -> bytes | None:
@@ -173,3 +183,65 @@ def test_an_open_approval_of_a_checkpointed_turn_is_asked_of_who_hears_it_when_i
     until(office.processor.idle, "the turn is over")
     second.close()
     office.processor.close()
+
+
+def test_a_client_reads_answers_longer_than_a_line_the_server_reads() -> None:
+    with Served() as served:
+        thread_id = served.thread()
+        served.run(thread_id, "x" * 5_000_000)  # in the turn, and in its first item
+        assert len(served.read(thread_id, afterItemId="item_unknown", limit=1)["items"]) == 1
+        ours, theirs = ChannelTransport.pair()
+        client = AppServerClient(theirs)
+        long = notification("error/warning", {"message": "x" * MAX_LINE})
+        ours.send(encode(long))
+        assert client.next_message(timeout=20) == long
+        client.close()
+
+
+def test_a_line_that_is_too_long_is_refused_over_a_channel_too() -> None:
+    office = Office(["Done."])
+    office.processor.connect("client")
+    office.processor.process("client", b'"' + b"x" * MAX_LINE + b'"')
+    assert json.loads(office.outgoing.receive("client", 20) or b"")["error"]["code"] == -32700
+    office.processor.close()
+
+
+def test_a_client_reads_long_lines_of_a_server_it_started() -> None:
+    say = f"import sys; sys.stdout.write('[' + ' ' * {2 * MAX_LINE} + ']\\n'); sys.stdin.read()"
+    transport, child = StdioJsonlTransport.starting([sys.executable, "-c", say])
+    assert transport.receive() == b"[" + b" " * 2 * MAX_LINE + b"]"
+    transport.close()
+    child.wait(20)
+    assert child.stdout is not None
+    child.stdout.close()
+
+
+def test_a_client_that_cannot_read_a_line_does_not_wait_for_its_answer() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as reader, os.fdopen(writing, "wb") as server:
+        client = AppServerClient(StdioJsonlTransport(reader, io.BytesIO()), timeout=20)
+        server.write(b"[" + b" " * 2 * MAX_LINE + b"]\n")
+        server.flush()
+        assert refused(client.call, "thread/list").code == "app_server_closed"
+        client.close()
+
+
+def test_a_message_that_comes_after_a_cancelled_wait_is_not_lost() -> None:
+    ours, theirs = ChannelTransport.pair()
+
+    async def use() -> None:
+        client = AsyncAppServerClient(theirs)
+        for number in range(20):
+            waiting = asyncio.create_task(client.next_message())
+            await asyncio.sleep(0)  # it waits now
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            told = notification("error/warning", {"message": str(number)})
+            ours.send(encode(told))
+            assert await client.next_message(timeout=5) == told
+        assert await client.next_message(timeout=0.01) is None
+        await client.close()
+        assert await client.next_message() is None
+
+    asyncio.run(use())

@@ -121,6 +121,8 @@ class MessageProcessor:
     def _take(self, connection: Connection, line: bytes | str) -> None:
         room = self._router.wait_for_room([connection], _ROOM)
         try:
+            if len(line) > rpc.MAX_LINE:
+                raise rpc.too_long()
             message = rpc.JsonRpcMessage.parse(line)
             if isinstance(message, rpc.Request):
                 self._request(connection, message, room)
