@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from vv_agent.app_server.sql import SqlThreadStore
 from vv_agent.app_server.transport import AppServerTransport, StdioJsonlTransport
 from vv_agent.runner import Runner
 
+log = logging.getLogger("vv_agent.app_server")
 _FAREWELL = 5.0
 """Seconds a client has to read the last messages."""
 
@@ -98,6 +100,8 @@ class AppServer:
                 if line is None:
                     break
                 self.processor.process(self._client, line)
+        except Exception:  # whatever broke the transport, its client says no more
+            log.exception("the transport broke")
         finally:
             self._left.set()
 
