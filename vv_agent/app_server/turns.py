@@ -115,7 +115,8 @@ class Turns:
     def interrupt(self, connection: Connection, request_id: RequestId, params: wire.TurnInterruptParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
             active = _active(live, params.expected_turn_id)
-            active.handle.cancel(params.reason)
+            if not active.handle.cancel(params.reason) and not active.handle.state().cancelled:
+                raise _just_ended(active)
             answer = wire.TurnInterruptResponse(thread_id=live.thread_id, turn_id=active.turn_id, cancelled=True)
             self._router.respond(connection, request_id, answer)
             self._drop_approvals(live, active, INTERRUPTED)
@@ -126,7 +127,7 @@ class Turns:
             try:
                 active.handle.steer(text_of(params.input))
             except RunFinished:
-                raise RpcError(rpc.NO_ACTIVE_TURN, f"turn {active.turn_id} has just ended") from None
+                raise _just_ended(active) from None
             except ConfigError as error:
                 raise RpcError(rpc.INVALID_PARAMS, str(error)) from None
             answer = wire.TurnQueuedResponse(thread_id=live.thread_id, turn_id=active.turn_id, queued=True)
@@ -405,6 +406,10 @@ def _active(live: LiveThread, expected: str | None) -> ActiveTurn:
     if expected and expected != live.active.turn_id:
         raise RpcError(rpc.OTHER_TURN_ACTIVE, f"the active turn is {live.active.turn_id}, not {expected[:200]!r}")
     return live.active
+
+
+def _just_ended(active: ActiveTurn) -> RpcError:
+    return RpcError(rpc.NO_ACTIVE_TURN, f"turn {active.turn_id} has just ended")
 
 
 def _running(
