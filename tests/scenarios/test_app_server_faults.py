@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,36 @@ def test_an_item_to_begin_after_leaves_no_turn_out() -> None:
         whole = served.read(thread_id)
         after = served.read(thread_id, afterItemId=whole["items"][-1]["itemId"])
         assert (after["items"], after["turns"]) == ([], whole["turns"])
+
+
+@pytest.mark.parametrize("params", [{"threadId": "a\0b"}, {"afterSeq": 2**40}, {"afterItemId": "\0"}])
+def test_what_a_store_cannot_look_for_is_a_wrong_parameter(params: dict[str, Any]) -> None:
+    with Served() as served:
+        given = {"threadId": served.thread(), **params}
+        assert refused(served.client.read_thread, given).rpc_code == -32602
+
+
+def test_an_interrupt_of_a_run_that_has_ended_does_not_say_that_it_was_cancelled() -> None:
+    store = Faulty(lambda verb, given: None)
+    with Served(store=store) as served:
+        thread_id = served.thread()
+
+        def fault(verb: str, given: Any) -> str | None:  # the run is over, its turn is not yet
+            assert verb != "add_item" or given.payload != {"text": "Done."} or GATE.wait(30)
+            return None
+
+        store.fault = fault
+        served.turn(thread_id)
+        active = served.server.processor._active()[0]
+        active.handle.result(30)
+        threads = served.server.processor._threads
+        assert threads is not None
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(refused, served.client.interrupt_turn, {"threadId": thread_id})
+            until(lambda: threads._live[thread_id].holders, "the interrupt waits for the thread")
+            GATE.set()
+            assert answer.result(30).rpc_code == -32030
+        served.next("turn/completed", status="completed")
 
 
 class Deaf(MemoryStore):
