@@ -13,19 +13,23 @@ from typing import Any
 import pytest
 
 from tests.app_server import Served, refused, until
-from tests.scenarios.test_app_server import GATE, GO, Office, launch
+from tests.scenarios.test_app_server import GATE, GO, Office, launch, wait_for_gate
 from vv_agent import Agent, AppServer, NoToolPolicy, RunConfig, Runner
 from vv_agent.app_server import (
     AppServerClient,
     AsyncAppServerClient,
     ChannelTransport,
     DefaultAppServerHost,
+    MessageProcessor,
+    OutgoingRouter,
     StdioJsonlTransport,
 )
+from vv_agent.app_server.outgoing import WEIGHT, Connection
 from vv_agent.app_server.rpc import MAX_LINE, encode, notification, request
+from vv_agent.app_server.runs import AppServerRunAdapter
 from vv_agent.checkpoint.config import CheckpointConfig
 from vv_agent.checkpoint.memory import MemoryStore
-from vv_agent.testing import ScriptedProvider, call
+from vv_agent.testing import FakeClock, ScriptedProvider, call
 
 
 @pytest.fixture(autouse=True)
@@ -245,3 +249,94 @@ def test_a_message_that_comes_after_a_cancelled_wait_is_not_lost() -> None:
         assert await client.next_message() is None
 
     asyncio.run(use())
+
+
+# Clients that lag.
+
+
+def test_a_queue_is_full_by_its_bytes_too() -> None:
+    box = Connection("c", 128, clock=lambda: 0.0, patience=10.0, too_slow=lambda one: None)
+    for _ in range(4):
+        assert box.wait_for_room(0)
+        box.put(b"x" * (WEIGHT // 4))
+    assert not box.wait_for_room(0)
+    box.get()
+    assert box.wait_for_room(0)
+    box.close()
+
+
+def test_answers_that_nobody_reads_are_bounded_by_their_bytes() -> None:
+    office = Office([lambda request: "Done."])
+    owner = office.client("owner")
+    thread_id = owner.start_thread({})["threadId"]
+    owner.start_turn({"threadId": thread_id, "input": [{"type": "text", "text": "x" * 5_000_000}]})
+    hear(owner, "turn/completed")
+    slow = office.processor.connect("slow")
+    office.processor.process(slow, encode(request(0, "initialize", {"clientInfo": {"name": "slow"}})))
+    for number in range(1, 7):
+        office.processor.process(slow, encode(request(number, "thread/read", {"threadId": thread_id})))
+    until(office.processor.idle, "all are answered")
+    assert sum(len(line) for _, line in slow._lines) < 3 * WEIGHT
+    answers = [json.loads(slow.get(20) or b"") for _ in range(7)]
+    assert sorted(one["id"] for one in answers) == list(range(7))
+    assert {one["error"]["code"] for one in answers if "error" in one} == {-32001}
+    owner.close()
+    office.processor.close()
+
+
+def test_a_reader_that_is_too_slow_is_hung_up_on_while_its_turn_goes_on() -> None:
+    clock = FakeClock(0)
+    ours, theirs = ChannelTransport.pair(capacity=1)
+    agent = Agent(name="assistant", instructions="Test.", tools=[wait_for_gate], no_tool_policy=NoToolPolicy.FINISH)
+    runner = Runner(model_provider=ScriptedProvider([call("wait_for_gate"), "Done."]))
+    server = AppServer(
+        DefaultAppServerHost(agent), transport=ours, runner=runner, queue=2, clock=lambda: clock.now / 1000
+    )
+    thread = server.start()
+    client = AppServerClient(theirs)
+    client.initialize({"name": "slow"})
+    thread_id = client.start_thread({})["threadId"]
+    client._backlog.extend([{}] * 10_000)  # it reads no more
+    theirs.send(encode(request("turn", "turn/start", {"threadId": thread_id, "input": GO})))
+    until(lambda: server._client._watched, "the queue is full")
+    clock.advance(10_000)
+    until(lambda: not server._client.open, "it is closed")
+    client._backlog.clear()
+    client.wake()
+    heard = []
+    while (message := client.next_message(timeout=20)) is not None:
+        heard.append(message)
+    assert client._ended
+    assert heard[-1]["params"]["code"] == "slow_reader"
+    assert server.processor._active()
+    GATE.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    client.close()
+
+
+@pytest.mark.parametrize(("capacity", "left"), [(128, True), (16, False)])
+def test_a_client_that_does_not_read_does_not_hold_others_up(capacity: int, left: bool) -> None:
+    router = OutgoingRouter(capacity, clock=lambda: 0.0)  # no time passes: nobody is too slow by the clock
+    agent = Agent(name="assistant", instructions="Test.", no_tool_policy=NoToolPolicy.FINISH)
+    runner = Runner(model_provider=ScriptedProvider(["x" * 8 * 500]))
+    processor = MessageProcessor(router, AppServerRunAdapter.new(runner, agent), capacity=capacity)
+    office = Office.of(processor, router)
+    fast = office.client("fast")
+    thread_id = fast.start_thread({})["threadId"]
+    slow = processor.connect("slow")
+    processor.process(slow, encode(request(0, "initialize", {"clientInfo": {"name": "slow"}})))
+    processor.process(slow, encode(request(1, "thread/resume", {"threadId": thread_id})))
+    until(processor.idle, "it hears the thread")
+    fast.start_turn({"threadId": thread_id, "input": GO})
+    assert hear(fast, "turn/completed")["status"] == "completed"
+    if left:
+        assert slow.open
+        processor.hang_up(slow)
+    until(lambda: not slow.open, "it is closed")
+    lines = []
+    while (line := slow.get(0)) is not None:
+        lines.append(json.loads(line))
+    assert lines[-1]["method"] == ("turn/completed" if left else "error/warning")
+    fast.close()
+    processor.close()

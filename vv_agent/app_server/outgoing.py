@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from vv_agent.app_server.protocol import NOTIFICATIONS, SERVER_REQUESTS, Part, Warned
@@ -25,9 +25,15 @@ from vv_agent.app_server.rpc import (
 log = logging.getLogger("vv_agent.app_server")
 CAPACITY = 128
 """Messages that may wait for one connection."""
+WEIGHT = 16 * 1024 * 1024
+"""Bytes of them."""
 PATIENCE = 10.0
 """Seconds that a message may wait in a full queue before the connection is closed: a client that reads steadily is not
 too slow because much is said."""
+_HOLD = 0.5
+"""Seconds that a connection whose queue is full holds others up."""
+_MOST, _HEAVIEST = 8, 4
+"""How many times its capacity, and WEIGHT, may wait for one that is not waited for."""
 Answered = Callable[[Response | ErrorResponse], None]
 
 
@@ -53,8 +59,13 @@ class Connection:
         self._too_slow = too_slow
         self._lines: deque[tuple[float, bytes]] = deque()
         """With the time each was put."""
+        self._bytes = 0
+        self._held = 0.0
+        """How long it held others up since its queue was full."""
         self._changed = threading.Condition()
         self._watched = False
+        self._lost = False
+        """More was to wait than may: it is about to be closed."""
         self._closed = False
 
     @property
@@ -66,12 +77,20 @@ class Connection:
         """It is closed, and everything was given out."""
         return self._closed and not self._lines
 
+    @property
+    def heavy(self) -> bool:
+        """What waits for it has as many bytes as may wait."""
+        return self._bytes >= WEIGHT
+
     def put(self, line: bytes) -> None:
         with self._changed:
-            if self._closed:
+            if self._closed or self._lost:
                 return
-            self._lines.append((self._clock(), line))
-            if len(self._lines) >= self._capacity and not self._watched:
+            self._lost = len(self._lines) >= _MOST * self._capacity or self._bytes >= _HEAVIEST * WEIGHT
+            if not self._lost:
+                self._lines.append((self._clock(), line))
+                self._bytes += len(line)
+            if not self._has_room() and not self._watched:
                 self._watched = True
                 threading.Thread(target=self._watch, name="vv-slow-reader", daemon=True).start()
             self._changed.notify_all()
@@ -81,13 +100,29 @@ class Connection:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or bool(self._lines), timeout)
             line = self._lines.popleft()[1] if self._lines else None
+            if line is not None:
+                self._bytes -= len(line)
+            if self._has_caught_up():
+                self._held = 0.0
             self._changed.notify_all()
             return line
 
     def wait_for_room(self, timeout: float | None = None) -> bool:
         """Until a message has room; False if it has none after `timeout` seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._closed or len(self._lines) < self._capacity, timeout)
+            return self._changed.wait_for(self._has_room, timeout)
+
+    def hold_up(self) -> None:
+        """Wait for room as one of several: not for long, until it has caught up."""
+        began = time.monotonic()
+        self.wait_for_room(max(0.0, _HOLD - self._held))
+        self._held += time.monotonic() - began
+
+    def _has_room(self) -> bool:
+        return self._closed or (len(self._lines) < self._capacity and self._bytes < WEIGHT)
+
+    def _has_caught_up(self) -> bool:
+        return self._closed or (len(self._lines) < self._capacity / 2 and self._bytes < WEIGHT / 2)
 
     def close(self, last: bytes | None = None) -> None:
         """Take no more. What waits is still given out; with `last`, only that."""
@@ -98,19 +133,20 @@ class Connection:
             if last is not None:
                 self._lines.clear()
                 self._lines.append((self._clock(), last))
+                self._bytes = len(last)
             self._closed = True
             self._changed.notify_all()
 
     def _watch(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._lines) < self._capacity / 2, 0.05)
-                if self._closed or len(self._lines) < self._capacity / 2:
+                self._changed.wait_for(lambda: self._lost or self._has_caught_up(), 0.05)
+                if self._closed or (self._has_caught_up() and not self._lost):
                     self._watched = False
                     return
-                late = self._clock() - self._lines[0][0] >= self._patience
-            if late:
-                text = f"{self._capacity} messages waited for {self._patience:g} s"
+                waited = self._clock() - self._lines[0][0] if self._lines else 0.0
+                text = f"{len(self._lines)} messages of {self._bytes} bytes waited for {waited:.0f} s"
+            if self._lost or waited >= self._patience:
                 self.close(encode(notification("error/warning", Warned(message=text, code="slow_reader").to_wire())))
                 log.warning("a client reads too slowly: %s; its connection is closed, its turns go on", text)
                 self._too_slow(self)
@@ -171,6 +207,14 @@ class OutgoingRouter:
 
     def wait_for_room(self, connections: Iterable[Connection], timeout: float | None = None) -> bool:
         return all(connection.wait_for_room(timeout) for connection in connections)
+
+    def wait_for_readers(self, connections: Collection[Connection]) -> None:
+        """Until a message has room. One of several that does not read holds the others up for a moment only."""
+        for connection in connections:
+            if len(connections) == 1:
+                connection.wait_for_room()
+            else:
+                connection.hold_up()
 
     def respond(self, connection: Connection, request_id: int | str, result: Part) -> None:
         connection.put(encode(response(request_id, result.to_wire())))

@@ -29,6 +29,7 @@ from vv_agent.runner import Runner
 log = logging.getLogger("vv_agent.app_server")
 APPROVAL_TIMEOUT = 30.0
 USER_AGENT = "vv-agent-app-server"
+OVERLOAD = "Server overloaded; retry later."
 _WORKERS = 8
 _ROOM = 1.0
 """Seconds a message waits for room for its answer before it is refused as too much."""
@@ -164,7 +165,7 @@ class MessageProcessor:
                 return
             name = f"thread {getattr(params, 'thread_id', '')}" if lane == "thread" else lane
             if not room or self._lanes.pending >= self._capacity:
-                raise RpcError(rpc.OVERLOADED, "Server overloaded; retry later.")
+                raise RpcError(rpc.OVERLOADED, OVERLOAD)
             self._lanes.put(name, lambda: self._answer(connection, message, params))
         except RpcError as error:
             error.request_id = message.id
@@ -183,6 +184,8 @@ class MessageProcessor:
 
     def _answer(self, connection: Connection, message: rpc.Request, params: wire.Part) -> None:
         try:
+            if connection.heavy and not connection.wait_for_room(_ROOM):
+                raise RpcError(rpc.OVERLOADED, OVERLOAD)
             self._handlers[message.method](connection, message.id, params)
         except RpcError as error:
             self._router.refuse(connection, message.id, error)

@@ -111,5 +111,6 @@ class AppServer:
                 while (line := self._router.receive(self._client)) is not None:
                     self._transport.send(line)
         finally:
+            self._transport.close()
             self._written.set()
             self._close(self._client)

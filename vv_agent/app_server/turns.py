@@ -238,7 +238,7 @@ class Turns:
 
     def _follow(self, live: LiveThread, active: ActiveTurn) -> None:
         for event in active.handle.events():
-            self._router.wait_for_room(list(live.subscribers))
+            self._router.wait_for_readers(list(live.subscribers))
             with live.lock:
                 try:
                     self._show(live, active, event)
@@ -260,7 +260,7 @@ class Turns:
             if active.resumed:
                 store = isinstance(error, StoreError)
                 self._warn(live, "durable_resume_store" if store else "durable_resume_runtime", str(error))
-        self._router.wait_for_room(list(live.subscribers))
+        self._router.wait_for_readers(list(live.subscribers))
         with self._threads.hold(live.thread_id):
             try:
                 self._end(live, active, status, outcome)
