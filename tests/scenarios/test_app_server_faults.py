@@ -17,13 +17,23 @@ from typing import Any
 import pytest
 
 from tests.app_server import Served, refused, until
+from tests.scenarios import module_of_a_shop as shop
 from tests.scenarios.test_app_server import GATE, GO, Faulty, Office, launch, wait_for, wait_for_gate
-from vv_agent import Agent, NoToolPolicy, RunConfig
-from vv_agent.app_server import DefaultAppServerHost, MemoryThreadStore, StdioJsonlTransport
+from vv_agent import Agent, AppServer, ExecutionMode, NoToolPolicy, RunConfig, Runner
+from vv_agent.app_server import (
+    AppServerClient,
+    ChannelTransport,
+    DefaultAppServerHost,
+    MemoryThreadStore,
+    SqlThreadStore,
+    StdioJsonlTransport,
+)
 from vv_agent.app_server.sql import TurnRecord
 from vv_agent.checkpoint.config import CheckpointConfig
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.errors import StoreError
+from vv_agent.process import store_at
+from vv_agent.settings import Settings
 from vv_agent.testing import call
 
 AGENT = Agent(name="assistant", instructions="Test.", no_tool_policy=NoToolPolicy.FINISH)
@@ -250,6 +260,31 @@ def test_an_interrupt_of_a_run_that_has_ended_does_not_say_that_it_was_cancelled
             GATE.set()
             assert answer.result(30).rpc_code == -32030
         served.next("turn/completed", status="completed")
+
+
+@pytest.mark.parametrize(
+    "config", [RunConfig(execution_mode=ExecutionMode.DISTRIBUTED), RunConfig(checkpoint_key="pear")],
+    ids=["distributed", "key"],
+)  # fmt: skip
+def test_a_turn_is_kept_where_its_runner_keeps_runs(config: RunConfig, tmp_path: Path) -> None:
+    runs = f"sqlite:///{tmp_path}/runs.db"
+    runner = Runner(model_provider=shop.models, workspace=tmp_path / "files", settings=Settings(store=runs))
+    threads = SqlThreadStore(f"sqlite:///{tmp_path}/threads.db")
+    ours, theirs = ChannelTransport.pair()
+    server = AppServer(DefaultAppServerHost(shop.agent, config), store=threads, transport=ours, runner=runner)
+    thread = server.start()
+    client = AppServerClient(theirs, timeout=30)
+    client.initialize({"name": "test"})
+    thread_id = client.start_thread({})["threadId"]
+    client.start_turn({"threadId": thread_id, "input": [{"type": "text", "text": "What is a pear?"}]})
+    done = wait_for(client, "turn/completed")
+    assert (done["status"], done["finalOutput"]) == ("completed", "A pear costs 2.50.")
+    look = store_at(runs).look(done["checkpoint"]["key"])
+    assert look is not None
+    assert look.head.status == "completed"
+    client.close()
+    thread.join(30)
+    threads.close()
 
 
 class Deaf(MemoryStore):
