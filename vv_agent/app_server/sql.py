@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from vv_agent.app_server.protocol import AppItem, AppThread, AppTurn, Part
@@ -251,27 +252,49 @@ class SqlThreadStore:
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
         with self._lock, self._database.transaction() as tx:
+            if isinstance(self._held, Connection) and not self._is_held():
+                self._lock_schema()
             yield tx
 
     def _hold(self, url: str) -> None:
         """Keep other servers out; the system lets go of it with this process."""
-        taken = False
-        if url.startswith("sqlite:"):
+        try:
+            if not url.startswith("sqlite:"):
+                self._lock_schema()
+                return
             path = str(self._database.ref).removeprefix("sqlite:///") + ".lock"
             self._held = open(path, "w", encoding="utf-8")  # noqa: SIM115
-            with suppress(OSError):
+            try:
                 fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                taken = True
-        else:
-            self._held = self._database.connect()
-            taken = bool(self._held.exec_driver_sql(_LOCK).scalar())
-            self._held.commit()
-            self._held.detach()  # closing it ends the connection, and the lock
-        if not taken:
+            except OSError:
+                raise self._in_use() from None
+        except StoreError:
             self.close()
-            raise StoreError(
-                "store_in_use", f"another App Server has the thread store {self._database.ref}; stop it, or use another"
-            )
+            raise
+
+    def _lock_schema(self) -> None:
+        """A lock of PostgreSQL, which lasts as long as its connection."""
+        held = self._database.connect()
+        taken = bool(held.exec_driver_sql(_LOCK).scalar())
+        held.commit()
+        held.detach()  # closing it ends the connection, and the lock
+        if not taken:
+            held.close()
+            raise self._in_use()
+        self._held = held
+
+    def _is_held(self) -> bool:
+        try:
+            alive = not self._held.invalidated and bool(self._held.exec_driver_sql("SELECT 1").scalar())
+            self._held.commit()
+        except SQLAlchemyError:
+            return False
+        return alive
+
+    def _in_use(self) -> StoreError:
+        return StoreError(
+            "store_in_use", f"another App Server has the thread store {self._database.ref}; stop it, or use another"
+        )
 
 
 class MemoryThreadStore(SqlThreadStore):
