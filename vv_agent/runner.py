@@ -272,6 +272,11 @@ class Runner:
         posted = home.post(key, budget_signal(f"budget_{head.revision}_{secrets.token_hex(4)}", limits))
         hint(dispatcher, posted.head, home.id)
 
+    def kept(self, config: RunConfig) -> tuple[CheckpointConfig, CheckpointStore] | None:
+        """How and where a run of this effective config is kept; None for one in memory. For this package."""
+        checkpoint = self._checkpoint(config, _mode(config)[0])
+        return None if checkpoint is None else (checkpoint, self._store(checkpoint))
+
     # Details.
 
     def _resume(

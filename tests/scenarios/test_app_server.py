@@ -359,6 +359,12 @@ class Office:
             128, runner, agent, store, run_config=config, **options
         )
 
+    @classmethod
+    def of(cls, processor: MessageProcessor, outgoing: OutgoingRouter) -> Office:
+        office = cls.__new__(cls)
+        office.processor, office.outgoing = processor, outgoing
+        return office
+
     def client(self, name: str) -> AppServerClient:
         self.processor.connect(name)
         client = AppServerClient(Desk(self, name), timeout=30)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -113,3 +113,47 @@ def test_a_page_ends_where_it_is_large_enough() -> None:
     second = store.page(thread.thread_id, 5, 100)
     assert (len(second.items), len(second.turns), second.next_after) == (2, 1, None)
     store.close()
+
+
+def test_a_page_counts_its_turns() -> None:
+    store = MemoryThreadStore()
+    thread = store.new_thread("default", None, {}, 1)
+    turns = [turn(store, thread, "completed") for _ in range(7)]
+    for one in turns:
+        store.put_turn(TurnRecord(one.model_copy(update={"input": [{"text": "x" * 1_000_000}]})))
+    kept = store.add_item(item("item_1", thread))
+    first = store.page(thread.thread_id, 0, 100)
+    assert ([one.turn_id for one in first.turns], first.items) == ([one.turn_id for one in turns[:5]], [])
+    assert (first.last_seq, first.next_after) == (8, 5)
+    second = store.page(thread.thread_id, 5, 100)
+    assert (len(second.turns), second.items, second.next_after) == (2, [kept], None)
+    few = store.page(thread.thread_id, 0, 2)
+    assert (len(few.turns), few.next_after) == (2, 2)
+    store.close()
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "another server"])
+def test_a_lock_that_went_with_its_connection_is_taken_again_or_missed(other: bool) -> None:
+    if servers.postgres_url() is None:
+        pytest.skip(servers.MISSING["postgres"])
+    with servers.postgres_schema() as url, closing(Place(url)) as place:
+        store = place.open()
+        thread = store.new_thread("default", None, {}, 1)
+        pid = store._held.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+        with store._transaction() as tx:
+            tx.exec_driver_sql(f"SELECT pg_terminate_backend({pid}, 10000)")
+        if other:
+            assert place.open().thread(thread.thread_id) is not None
+        for _ in range(2):
+            if other:
+                with pytest.raises(StoreError) as lost:
+                    store.put_thread(thread)
+                assert lost.value.code == "store_in_use"
+            else:
+                store.put_thread(thread)
+                with pytest.raises(StoreError) as busy:
+                    place.open()
+                assert busy.value.code == "store_in_use"
+        if other:
+            place.opened[1].close()
+            store.put_thread(thread)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from vv_agent.app_server.outgoing import OutgoingRouter
+from vv_agent.app_server.outgoing import Connection, OutgoingRouter
 from vv_agent.app_server.protocol import ApprovalDecision as Answer
 from vv_agent.app_server.protocol import ApprovalRequestParams, ApprovalResolveParams
 from vv_agent.app_server.rpc import INVALID_PARAMS, ErrorResponse, Response, RpcError
@@ -17,31 +17,36 @@ from vv_agent.approvals import ApprovalAction, ApprovalDecision
 from vv_agent.errors import ConfigError, RunFinished, VVAgentError
 
 log = logging.getLogger("vv_agent.app_server")
+_AGAIN = 1.0
+"""Seconds until a decision that the store did not take is tried again."""
 
 
 @dataclass(eq=False)
 class Asking:
     """Who may be asked about a turn: its owner, a connection, or nobody while it is gone.
 
-    `durable`: the run waits also when nobody is there. `timeout`: seconds for an answer; None: the run itself has a
-    deadline.
+    `durable`: the run waits also when nobody is there, unless its last owner left for good (`abandoned`). `timeout`:
+    seconds for an answer; None: the run itself has a deadline.
     """
 
     durable: bool
     timeout: float | None
     approve: Callable[[str, ApprovalDecision], None]
-    owner: str | None
+    owner: Connection | None
+    abandoned: bool = False
     open: dict[str, Pending] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Pending:
-    """A request that waits; `asked` is the connection it was sent to."""
+    """A request that waits; `asked` is the connection it was sent to, `decision` what the store has not taken yet."""
 
     params: ApprovalRequestParams
     asking: Asking
-    asked: str | None = None
+    asked: Connection | None = None
+    decision: ApprovalDecision | None = None
     timer: threading.Timer | None = None
+    deciding: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Approvals:
@@ -53,7 +58,7 @@ class Approvals:
         self._lock = threading.Lock()
 
     def open(self, asking: Asking, params: ApprovalRequestParams) -> None:
-        """A run waits for this. Without an owner, a run that is not durable is not kept waiting."""
+        """A run waits for this. Without an owner, it waits only if it is durable and one may come back."""
         pending = Pending(params, asking)
         with self._lock:
             if params.request_id in self._pending:
@@ -61,25 +66,26 @@ class Approvals:
             self._pending[params.request_id] = asking.open[params.request_id] = pending
         if asking.owner is not None:
             self._ask(pending)
-        elif not asking.durable:
+        elif asking.abandoned or not asking.durable:
             self._time_out(pending, "connection closed")
 
-    def own(self, asking: Asking, connection: str) -> None:
-        """A connection came (back) to a turn that nobody owns: it is asked what is open."""
-        if asking.owner is None:
-            asking.owner = connection
+    def own(self, asking: Asking, connection: Connection) -> None:
+        """A connection is there for a turn that nobody owns: it is asked what is open, unless it has left."""
+        if asking.owner is None and connection.speaks:
+            asking.owner, asking.abandoned = connection, False
             for pending in list(asking.open.values()):
                 self._ask(pending)
 
     def leave(self, asking: Asking, *, for_good: bool) -> None:
-        """The owner is gone. What a durable run asks stays open, unless the owner left `for_good`."""
-        asking.owner = None
-        for pending in list(asking.open.values()):
+        """The owner is gone. What a durable run asks stays open, unless the owner left `for_good`; what was decided
+        is."""
+        asking.owner, asking.abandoned = None, for_good
+        for pending in [one for one in asking.open.values() if one.decision is None]:
             self._stop_asking(pending)
             if for_good or not asking.durable:
                 self._time_out(pending, "connection closed")
 
-    def resolve(self, connection: str, params: ApprovalResolveParams) -> None:
+    def resolve(self, connection: Connection, params: ApprovalResolveParams) -> None:
         """`approval/resolve`. `RpcError` -32602 unless it matches an open request of this connection."""
         pending = self._pending.get(params.request_id)
         wanted = (connection, params.thread_id, params.turn_id)
@@ -98,13 +104,11 @@ class Approvals:
 
     def _ask(self, pending: Pending) -> None:
         connection, asking = pending.asking.owner, pending.asking
-        if connection is None or pending.asked == connection:
+        if connection is None or pending.asked is connection or pending.decision is not None:
             return
         pending.asked = connection
         if asking.timeout is not None:
-            pending.timer = threading.Timer(asking.timeout, self._time_out, (pending,))
-            pending.timer.daemon = True
-            pending.timer.start()
+            _later(pending, asking.timeout, lambda: self._time_out(pending))
         name = pending.params.request_id
         self._router.request(
             connection, "approval/request", name, pending.params, lambda message: self._answered(pending, message)
@@ -121,34 +125,41 @@ class Approvals:
             answer = Answer.from_wire(message.result if isinstance(message, Response) else None)
         except ValidationError:
             answer = Answer(decision="deny", reason="invalid approval response")
-        self._decide(pending, _decision(answer))
+        self._tell(pending, _decision(answer))
 
     def _time_out(self, pending: Pending, reason: str | None = None) -> None:
+        self._tell(pending, ApprovalDecision.timeout(reason))
+
+    def _tell(self, pending: Pending, decision: ApprovalDecision) -> None:
+        """Decide where nobody could be told of a fault: again until the store takes it, or somebody was faster."""
+        pending.decision = decision
         try:
-            self._decide(pending, ApprovalDecision.timeout(reason))
-        except VVAgentError as error:  # it stays open; whoever comes back may decide
-            log.warning("approval %s could not be timed out: %s", pending.params.request_id, error)
+            self._decide(pending, decision)
+        except VVAgentError as error:
+            log.warning("the decision on approval %s is tried again: %s", pending.params.request_id, error)
+            _later(pending, _AGAIN, lambda: self._tell(pending, decision))
 
     def _decide(self, pending: Pending, decision: ApprovalDecision) -> bool:
         """Tell the run, once; False if somebody was faster."""
         name = pending.params.request_id
-        with self._lock:
+        with pending.deciding:
             if self._pending.get(name) is not pending:
                 return False
-            del self._pending[name]
-        try:
-            pending.asking.approve(name, decision)
-        except (ConfigError, RunFinished):  # decided elsewhere, or the run is over: it says so itself
-            return False
-        except Exception:  # the store did not take it: it is open as before
-            with self._lock:
-                self._pending[name] = pending
-            raise
-        finally:
-            if name not in self._pending:
-                pending.asking.open.pop(name, None)
-                self._stop_asking(pending)
-        return True
+            taken = True
+            try:
+                pending.asking.approve(name, decision)
+            except (ConfigError, RunFinished):  # decided elsewhere, or the run is over: it says so itself
+                taken = False
+            self.settle(name)
+        return taken
+
+
+def _later(pending: Pending, seconds: float, work: Callable[[], None]) -> None:
+    if pending.timer is not None:
+        pending.timer.cancel()
+    pending.timer = threading.Timer(seconds, work)
+    pending.timer.daemon = True
+    pending.timer.start()
 
 
 def _decision(answer: Answer) -> ApprovalDecision:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias
 
 from pydantic import BaseModel
@@ -138,6 +140,16 @@ class AppServerClient:
             self._changed.notify_all()
             return message
 
+    def wait_for_message(self, timeout: float | None, given_up: threading.Event) -> bool:
+        """Wait as `next_message`, or until it was given up and `wake` was called; True if there is one to take."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or bool(self._backlog) or given_up.is_set(), timeout)
+            return bool(self._backlog)
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Hang up. A server that was started here is given ten seconds to end."""
         self._transport.close()
@@ -189,6 +201,9 @@ class AppServerClient:
         while not self._ended:
             try:
                 line = self._transport.receive()
+            except RpcError:  # a line was skipped: whoever waits for it would do so for ever
+                line = None
+            try:
                 message = None if line is None else JsonRpcMessage.parse(line)
             except RpcError:  # not of this protocol
                 continue
@@ -244,6 +259,21 @@ class AsyncAppServerClient:
     export_schema = _awaitable(AppServerClient.export_schema)
     resolve_approval = _awaitable(AppServerClient.resolve_approval)
     send_response = _awaitable(AppServerClient.send_response)
-    next_message = _awaitable(AppServerClient.next_message)
     close = _awaitable(AppServerClient.close)
     call = _awaitable(AppServerClient.call)
+
+    async def next_message(self, *, timeout: float | None = None) -> dict[str, Any] | None:
+        """As that of the blocking client. A wait that is cancelled takes no message."""
+        end = None if timeout is None else time.monotonic() + timeout
+        given_up = threading.Event()
+        try:
+            there = True
+            while there:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                there = await in_thread(partial(self.blocking.wait_for_message, left, given_up))
+                if (message := self.blocking.next_message(timeout=0)) is not None:
+                    return message
+        finally:
+            given_up.set()
+            self.blocking.wake()
+        return None

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from vv_agent.agent import Agent
@@ -15,23 +16,24 @@ from vv_agent.app_server import protocol as wire
 from vv_agent.app_server import rpc
 from vv_agent.app_server.approvals import Approvals
 from vv_agent.app_server.host import AppServerHost, DefaultAppServerHost
-from vv_agent.app_server.outgoing import CAPACITY, OutgoingRouter
+from vv_agent.app_server.outgoing import CAPACITY, Connection, OutgoingRouter
 from vv_agent.app_server.rpc import RequestId, RpcError
 from vv_agent.app_server.runs import AppServerRunAdapter
 from vv_agent.app_server.sql import MemoryThreadStore, SqlThreadStore
 from vv_agent.app_server.threads import Threads
 from vv_agent.app_server.turns import ActiveTurn, Turns
 from vv_agent.config import RunConfig
-from vv_agent.errors import VVAgentError
+from vv_agent.errors import StoreError, VVAgentError
 from vv_agent.runner import Runner
 
 log = logging.getLogger("vv_agent.app_server")
 APPROVAL_TIMEOUT = 30.0
 USER_AGENT = "vv-agent-app-server"
+OVERLOAD = "Server overloaded; retry later."
 _WORKERS = 8
 _ROOM = 1.0
 """Seconds a message waits for room for its answer before it is refused as too much."""
-Handler = Callable[[str, RequestId, Any], None]
+Handler = Callable[[Connection, RequestId, Any], None]
 
 
 class MessageProcessor:
@@ -49,13 +51,11 @@ class MessageProcessor:
         self._router = router
         self._runs = runs
         self._capacity = capacity
-        self._connections: dict[str, bool] = {}
-        """Connection -> initialized."""
         self._lanes = Lanes()
         self._approvals = Approvals(router)
         self._threads = Threads(store or MemoryThreadStore(), router, self._approvals, clock) if runs else None
         self._handlers: dict[str, Handler] = {"schema/export": self._export_schema}
-        router.too_slow = self.disconnect
+        router.too_slow = self.hang_up
         if runs is not None and self._threads is not None:
             turns = Turns(self._threads, runs, router, self._approvals, approval_timeout=approval_timeout, clock=clock)
             threads = self._threads
@@ -87,29 +87,43 @@ class MessageProcessor:
 
     # Connections.
 
-    def connect(self, connection: str) -> None:
-        """Open a connection; a name that was closed may come again."""
-        self._connections[connection] = False
-        self._router.connect(connection)
+    def connect(self, name: str) -> Connection:
+        """Open a connection. It, or its name, is given to the other methods; a name that comes again is another
+        connection, and the client of the one before is gone."""
+        self.disconnect(name)
+        return self._router.connect(name)
 
-    def disconnect(self, connection: str) -> None:
-        """The client is gone. Its turns run on; what they ask is timed out, or waits if they are checkpointed."""
-        if self._connections.pop(connection, None) is not None:
-            self._router.disconnect(connection)
-            if self._threads is not None:
-                self._threads.disconnect(connection)
+    def disconnect(self, connection: Connection | str) -> None:
+        """The client is gone, and receives nothing any more. Its turns run on; what they ask is timed out, or waits if
+        they are checkpointed."""
+        if (found := self._router.find(connection)) is not None:
+            self.hang_up(found)
+            self._router.forget(found)
 
-    def leave(self, connection: str) -> None:
-        """The client says no more; it still hears."""
+    def hang_up(self, connection: Connection) -> None:
+        """Close a connection from here: what waits for its client can still be received."""
+        self._router.close(connection)
         if self._threads is not None:
-            self._threads.disconnect(connection, hears=True)
+            self._threads.leave(connection)
 
-    def process(self, connection: str, line: bytes | str) -> None:
+    def leave(self, connection: Connection | str) -> None:
+        """The client says no more; it still hears."""
+        if (found := self._router.find(connection)) is not None:
+            found.speaks = False
+            if self._threads is not None:
+                self._threads.leave(found)
+
+    def process(self, connection: Connection | str, line: bytes | str) -> None:
         """Take a line from a connection. Its answer comes through the router, perhaps later."""
-        if not line.strip():
-            return
+        found = self._router.find(connection)
+        if found is not None and found.open and line.strip():
+            self._take(found, line)
+
+    def _take(self, connection: Connection, line: bytes | str) -> None:
         room = self._router.wait_for_room([connection], _ROOM)
         try:
+            if len(line) > rpc.MAX_LINE:
+                raise rpc.too_long()
             message = rpc.JsonRpcMessage.parse(line)
             if isinstance(message, rpc.Request):
                 self._request(connection, message, room)
@@ -117,8 +131,6 @@ class MessageProcessor:
                 self._router.answer(connection, message)
         except RpcError as error:
             self._router.refuse(connection, error.request_id, error)
-        except VVAgentError as error:  # an answer that the store did not take: the run asks again after a resume
-            log.warning("an answer was not taken: %s", error)
 
     def idle(self) -> bool:
         """Nothing runs and no request waits, except runs that wait for a decision nobody here can make."""
@@ -126,19 +138,22 @@ class MessageProcessor:
 
     def close(self) -> None:
         """Take no more; runs that are not checkpointed are cancelled."""
-        for connection in list(self._connections):
-            self.disconnect(connection)
+        for connection in self._router.connections():
+            self.hang_up(connection)
         for turn in self._active():
             if not turn.asking.durable:
                 turn.handle.cancel("The server stopped.")
         self._lanes.close()
+        if self._threads is not None:
+            with suppress(StoreError):  # the next server finds what it can
+                self._threads.write_ends()
 
     def _active(self) -> list[ActiveTurn]:
         return self._threads.active() if self._threads is not None else []
 
     # Requests.
 
-    def _request(self, connection: str, message: rpc.Request, room: bool) -> None:
+    def _request(self, connection: Connection, message: rpc.Request, room: bool) -> None:
         try:
             params = self._checked(connection, message)
             if message.method == "initialize":
@@ -150,26 +165,27 @@ class MessageProcessor:
                 return
             name = f"thread {getattr(params, 'thread_id', '')}" if lane == "thread" else lane
             if not room or self._lanes.pending >= self._capacity:
-                raise RpcError(rpc.OVERLOADED, "Server overloaded; retry later.")
+                raise RpcError(rpc.OVERLOADED, OVERLOAD)
             self._lanes.put(name, lambda: self._answer(connection, message, params))
         except RpcError as error:
             error.request_id = message.id
             raise
 
-    def _checked(self, connection: str, message: rpc.Request) -> wire.Part:
-        ready = self._connections.get(connection, False)
+    def _checked(self, connection: Connection, message: rpc.Request) -> wire.Part:
         if message.method == "initialize":
-            if ready:
+            if connection.initialized:
                 raise RpcError(rpc.ALREADY_INITIALIZED, "the connection is initialized already")
-        elif not ready:
+        elif not connection.initialized:
             raise RpcError(rpc.NOT_INITIALIZED, "the connection is not initialized; send initialize first")
         params = rpc.read_params(message.method, message.params)
         if message.method not in self._handlers and message.method != "initialize":
             raise RpcError(rpc.INTERNAL_ERROR, "the server has no runtime")
         return params
 
-    def _answer(self, connection: str, message: rpc.Request, params: wire.Part) -> None:
+    def _answer(self, connection: Connection, message: rpc.Request, params: wire.Part) -> None:
         try:
+            if connection.heavy and not connection.wait_for_room(_ROOM):
+                raise RpcError(rpc.OVERLOADED, OVERLOAD)
             self._handlers[message.method](connection, message.id, params)
         except RpcError as error:
             self._router.refuse(connection, message.id, error)
@@ -180,25 +196,27 @@ class MessageProcessor:
             what = f"{message.method} failed: {type(error).__name__}: {error}"
             self._router.refuse(connection, message.id, RpcError(rpc.INTERNAL_ERROR, what))
 
-    def _initialize(self, connection: str, request_id: RequestId, params: wire.Part) -> None:
+    def _initialize(self, connection: Connection, request_id: RequestId, params: wire.Part) -> None:
         assert isinstance(params, wire.InitializeParams)
         if params.capabilities is not None:
-            self._router.silence(connection, params.capabilities.opt_out_notification_methods)
+            connection.silent = frozenset(params.capabilities.opt_out_notification_methods)
         attached = self._threads is not None
         can = wire.ServerCapabilities(
             model_list=attached, thread_lifecycle=attached, notification_opt_out=True, schema_export=True,
             approval_resolve=attached,
         )  # fmt: skip
-        self._connections[connection] = True
+        connection.initialized = True
         self._router.respond(connection, request_id, wire.InitializeResponse(
             user_agent=USER_AGENT, protocol_version=wire.PROTOCOL_VERSION, capabilities=can
         ))  # fmt: skip
 
-    def _resolve_approval(self, connection: str, request_id: RequestId, params: wire.ApprovalResolveParams) -> None:
+    def _resolve_approval(
+        self, connection: Connection, request_id: RequestId, params: wire.ApprovalResolveParams
+    ) -> None:
         self._approvals.resolve(connection, params)
         self._router.respond(connection, request_id, wire.Nothing())
 
-    def _list_models(self, connection: str, request_id: RequestId, params: wire.ModelListParams) -> None:
+    def _list_models(self, connection: Connection, request_id: RequestId, params: wire.ModelListParams) -> None:
         assert self._runs is not None
         try:
             models = list(self._runs.host.list_models(params))
@@ -206,7 +224,7 @@ class MessageProcessor:
             raise RpcError(rpc.INTERNAL_ERROR, f"the host could not list models: {error}") from error
         self._router.respond(connection, request_id, wire.ModelListResponse(models=models))
 
-    def _export_schema(self, connection: str, request_id: RequestId, params: wire.Nothing) -> None:
+    def _export_schema(self, connection: Connection, request_id: RequestId, params: wire.Nothing) -> None:
         from vv_agent.app_server.schema import json_schemas, typescript
 
         exported = wire.SchemaExportResponse(json_schema=json_schemas(), typescript=typescript())

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+)
 from pydantic.alias_generators import to_camel
 
 from vv_agent._wire import Count, Text, Wire
@@ -25,6 +32,18 @@ ItemType: TypeAlias = Literal[
 Decision: TypeAlias = Literal["allow", "allow_session", "deny", "timeout"]
 Seconds: TypeAlias = int | float
 Json: TypeAlias = dict[str, Any]
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain NUL")
+    return text
+
+
+Id = Annotated[str, AfterValidator(_without_nul)]
+"""Of something that a store looks for."""
+Seq = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""A number of a change; no store counts further."""
 Limit = Annotated[int, Field(ge=1, le=10_000)]
 
 
@@ -179,22 +198,22 @@ class ThreadStartResponse(Part):
 
 
 class ThreadIdParams(Part):
-    thread_id: str
+    thread_id: Id
 
 
 class ThreadResumeParams(Part):
-    """Additive: `afterSeq`, `limit` (items of one page)."""
+    """Additive: `afterSeq`, `limit` (items, and turns, of one page)."""
 
-    thread_id: str
+    thread_id: Id
     subscribe: bool = True
-    after_seq: Count | None = None
+    after_seq: Seq | None = None
     limit: Limit | None = None
 
 
 class ThreadReadParams(Part):
-    thread_id: str
-    after_item_id: str | None = None
-    after_seq: Count | None = None
+    thread_id: Id
+    after_item_id: Id | None = None
+    after_seq: Seq | None = None
     limit: Limit | None = None
 
 
@@ -245,7 +264,7 @@ Input = Annotated[list[Json], Field(min_length=1)]
 
 
 class TurnStartParams(Part):
-    thread_id: str
+    thread_id: Id
     input: Input
     metadata: Json | None = None
 
@@ -257,8 +276,8 @@ class TurnStartResponse(Part):
 
 
 class TurnResumeParams(Part):
-    thread_id: str
-    turn_id: str
+    thread_id: Id
+    turn_id: Id
     checkpoint_key: Annotated[str, StringConstraints(min_length=1, max_length=MAX_KEY_BYTES)]
 
 
@@ -270,7 +289,7 @@ class TurnResumeResponse(Ending):
 
 
 class TurnInterruptParams(Part):
-    thread_id: str
+    thread_id: Id
     expected_turn_id: str | None = None
     reason: str | None = None
 
@@ -282,7 +301,7 @@ class TurnInterruptResponse(Part):
 
 
 class TurnMessageParams(Part):
-    thread_id: str
+    thread_id: Id
     expected_turn_id: str | None = None
     input: Input
 

@@ -18,7 +18,7 @@ EXPERIMENTAL_NEEDED, UNSUPPORTED_METHOD = -32012, -32013
 """Reserved; nothing is answered with them."""
 THREAD_NOT_FOUND, THREAD_ARCHIVED, NO_ACTIVE_TURN, OTHER_TURN_ACTIVE = -32020, -32021, -32030, -32031
 MAX_LINE = 8 * 1024 * 1024
-"""Longest line that is read, in bytes."""
+"""Longest line that a server reads, in bytes."""
 
 RequestId: TypeAlias = int | str
 
@@ -92,6 +92,10 @@ class RpcError(Exception):
         self.message = message
         self.data = data
         self.request_id = request_id
+
+
+def too_long() -> RpcError:
+    return RpcError(PARSE_ERROR, f"the line is longer than {MAX_LINE} bytes")
 
 
 def read_params(method: str, params: Any) -> Part:

@@ -6,7 +6,6 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vv_agent import process
 from vv_agent.agent import Agent
 from vv_agent.app_server.host import AppServerHost, DefaultAppServerHost, TurnRequest
 from vv_agent.app_server.protocol import AppThread
@@ -22,7 +21,6 @@ from vv_agent.run_handle import RunHandle
 from vv_agent.runner import Runner
 from vv_agent.runtime.owner import is_dead
 from vv_agent.sessions.base import Session
-from vv_agent.settings import read_settings
 
 _METADATA = "behavior_affecting_run_metadata"
 
@@ -62,7 +60,8 @@ class AppServerRunAdapter:
             agent = self.host.resolve_agent(request)
             given = self.host.build_run_config(request)
             effective = effective_config(agent, self.runner.default_run_config, given)
-            checkpoint = self._checkpoint(effective, record, effective.session or session)
+            kept = self.runner.kept(effective)
+            checkpoint = None if kept is None else self._checkpoint(kept[0], record, effective.session or session)
         except Exception as error:
             raise RpcError(INTERNAL_ERROR, f"the host could not decide about the turn: {error}") from error
         turn = record.turn
@@ -71,7 +70,7 @@ class AppServerRunAdapter:
             given, metadata={**given.metadata, **thread.metadata, **record.metadata, **ids}, checkpoint_key=None,
             checkpoint_config=checkpoint, session=effective.session or session,
         )  # fmt: skip
-        store = None if checkpoint is None else checkpoint.store or process.store_at(read_settings().store)
+        store = None if kept is None else kept[1]
         return Plan(agent, config, checkpoint, store, effective.approval_timeout_seconds)
 
     def start(self, plan: Plan, text: str) -> RunHandle:
@@ -94,15 +93,8 @@ class AppServerRunAdapter:
         driver.when_over(lambda: _pass_on(driver, handle))
         return handle
 
-    def _checkpoint(self, config: RunConfig, record: TurnRecord, session: Session) -> CheckpointConfig | None:
+    def _checkpoint(self, given: CheckpointConfig, record: TurnRecord, session: Session) -> CheckpointConfig:
         """The host's settings under the turn's key."""
-        if config.checkpoint_key is not None:
-            store = process.store_at(read_settings().store)
-            given = CheckpointConfig(key=config.checkpoint_key, store=store)
-        elif config.checkpoint_config is not None:
-            given = CheckpointConfig.parse(config.checkpoint_config)
-        else:
-            return None
         refs = {_METADATA: CapabilityRef(id="vv_agent.app_server.run_metadata", version="1"), **given.capability_refs}
         if getattr(session, "ref", "") is None:  # in memory: it has no name elsewhere
             refs.setdefault("session", CapabilityRef(id="vv_agent.app_server.session", version="1"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from vv_agent.app_server.host import AppServerHost
-from vv_agent.app_server.outgoing import CAPACITY, PATIENCE, OutgoingRouter
+from vv_agent.app_server.outgoing import CAPACITY, PATIENCE, Connection, OutgoingRouter
 from vv_agent.app_server.processor import APPROVAL_TIMEOUT, MessageProcessor
 from vv_agent.app_server.rpc import RpcError
 from vv_agent.app_server.runs import AppServerRunAdapter
@@ -15,7 +17,7 @@ from vv_agent.app_server.sql import SqlThreadStore
 from vv_agent.app_server.transport import AppServerTransport, StdioJsonlTransport
 from vv_agent.runner import Runner
 
-_CLIENT = "client"
+log = logging.getLogger("vv_agent.app_server")
 _FAREWELL = 5.0
 """Seconds a client has to read the last messages."""
 
@@ -52,6 +54,8 @@ class AppServer:
             self._router, AppServerRunAdapter(runner or Runner(), host), store, capacity=queue,
             approval_timeout=approval_timeout,
         )  # fmt: skip
+        self._router.too_slow = self._close
+        self._client = self.processor.connect("client")
         self._written = threading.Event()
         self._left = threading.Event()
         self._stopped = False
@@ -65,12 +69,10 @@ class AppServer:
     def run_forever(self) -> None:
         """Serve until the client has left and its turns are over. A turn that then waits for a decision is kept in
         its checkpoint, or ends."""
-        self.processor.connect(_CLIENT)
-        self._router.too_slow = self._close
         for work in (self._read, self._write):
             threading.Thread(target=work, name="vv-app-server-io", daemon=True).start()
         self._left.wait()
-        self.processor.leave(_CLIENT)
+        self.processor.leave(self._client)
         while not (self._stopped or self.processor.idle()):
             time.sleep(0.02)
         self.processor.close()
@@ -82,28 +84,33 @@ class AppServer:
         self._stopped = True
         self._left.set()
 
-    def _close(self, connection: str) -> None:
-        self.processor.disconnect(connection)
+    def _close(self, connection: Connection) -> None:
+        self.processor.hang_up(connection)
         self._left.set()
 
     def _read(self) -> None:
-        while not self._left.is_set():
-            try:
-                line = self._transport.receive()
-            except RpcError as error:
-                self._router.wait_for_room([_CLIENT])
-                self._router.refuse(_CLIENT, None, error)
-                continue
-            if line is None:
-                break
-            self.processor.process(_CLIENT, line)
-        self._left.set()
+        try:
+            while not self._left.is_set():
+                try:
+                    line = self._transport.receive()
+                except RpcError as error:
+                    self._router.wait_for_room([self._client])
+                    self._router.refuse(self._client, None, error)
+                    continue
+                if line is None:
+                    break
+                self.processor.process(self._client, line)
+        except Exception:  # whatever broke the transport, its client says no more
+            log.exception("the transport broke")
+        finally:
+            self._left.set()
 
     def _write(self) -> None:
         try:
-            while (line := self._router.receive(_CLIENT)) is not None:
-                self._transport.send(line)
-        except OSError:  # the client reads no more
-            self._close(_CLIENT)
+            with suppress(OSError):  # the client reads no more
+                while (line := self._router.receive(self._client)) is not None:
+                    self._transport.send(line)
         finally:
+            self._transport.close()
             self._written.set()
+            self._close(self._client)

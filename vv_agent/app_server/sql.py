@@ -6,11 +6,12 @@ Every change of a thread takes its next number (`seq`): an item keeps its own, a
 from __future__ import annotations
 
 import fcntl
+import heapq
 import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from vv_agent.app_server.protocol import AppItem, AppThread, AppTurn, Part
@@ -221,51 +223,78 @@ class SqlThreadStore:
         with self._transaction() as tx:
             return tx.execute(query).scalar() or 0
 
-    def page(self, thread_id: str, after: int, limit: int) -> Page:
-        """At most `limit` items after a number, oldest first, with the turns that changed meanwhile."""
-        items: list[AppItem] = []
-        size = 0
+    def page(self, thread_id: str, after: int, limit: int, *, items_after: int = 0) -> Page:
+        """What changed after a number, at most `limit` items (only those after `items_after`) and `limit` turns, oldest
+        first."""
+        items: list[Any] = []
+        turns: list[Any] = []
+        size, seq, upto = 0, after, None
         with self._transaction() as tx:
             last = tx.execute(select(THREAD.c.last_seq).where(THREAD.c.thread_id == thread_id)).scalar_one()
-            query = select(ITEM).where(ITEM.c.thread_id == thread_id, ITEM.c.seq > after).order_by(ITEM.c.seq)
-            upto = None
-            for row in tx.execute(query.limit(limit + 1)).mappings():
-                if len(items) == limit or (items and size > PAGE_BYTES):
-                    upto = items[-1].seq
+            found = [
+                tx.execute(
+                    select(table).where(table.c.thread_id == thread_id, table.c.seq > since)
+                    .order_by(table.c.seq).limit(limit + 1)
+                ).mappings()
+                for table, since in ((ITEM, max(after, items_after)), (TURN, after))
+            ]  # fmt: skip
+            for row in heapq.merge(*found, key=lambda row: row["seq"]):
+                if size > PAGE_BYTES or limit in (len(items), len(turns)):
+                    upto = seq
                     break
-                items.append(_item(row))
-                size += len(row["body"])
-            changed = select(TURN).where(TURN.c.thread_id == thread_id, TURN.c.seq > after).order_by(TURN.c.n)
-            changed = changed.where(TURN.c.seq <= (last if upto is None else upto))
-            turns = [_record(row).turn for row in tx.execute(changed).mappings()]
-        return Page(turns, items, last, upto)
+                (items if "item_id" in row else turns).append(row)
+                seq, size = row["seq"], size + len(row["body"])
+        turns.sort(key=lambda row: row["n"])
+        return Page([_record(row).turn for row in turns], [_item(row) for row in items], last, upto)
 
     # Details.
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
         with self._lock, self._database.transaction() as tx:
+            if isinstance(self._held, Connection) and not self._is_held():
+                self._lock_schema()
             yield tx
 
     def _hold(self, url: str) -> None:
         """Keep other servers out; the system lets go of it with this process."""
-        taken = False
-        if url.startswith("sqlite:"):
+        try:
+            if not url.startswith("sqlite:"):
+                self._lock_schema()
+                return
             path = str(self._database.ref).removeprefix("sqlite:///") + ".lock"
             self._held = open(path, "w", encoding="utf-8")  # noqa: SIM115
-            with suppress(OSError):
+            try:
                 fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                taken = True
-        else:
-            self._held = self._database.connect()
-            taken = bool(self._held.exec_driver_sql(_LOCK).scalar())
-            self._held.commit()
-            self._held.detach()  # closing it ends the connection, and the lock
-        if not taken:
+            except OSError:
+                raise self._in_use() from None
+        except StoreError:
             self.close()
-            raise StoreError(
-                "store_in_use", f"another App Server has the thread store {self._database.ref}; stop it, or use another"
-            )
+            raise
+
+    def _lock_schema(self) -> None:
+        """A lock of PostgreSQL, which lasts as long as its connection."""
+        held = self._database.connect()
+        taken = bool(held.exec_driver_sql(_LOCK).scalar())
+        held.commit()
+        held.detach()  # closing it ends the connection, and the lock
+        if not taken:
+            held.close()
+            raise self._in_use()
+        self._held = held
+
+    def _is_held(self) -> bool:
+        try:
+            alive = not self._held.invalidated and bool(self._held.exec_driver_sql("SELECT 1").scalar())
+            self._held.commit()
+        except SQLAlchemyError:
+            return False
+        return alive
+
+    def _in_use(self) -> StoreError:
+        return StoreError(
+            "store_in_use", f"another App Server has the thread store {self._database.ref}; stop it, or use another"
+        )
 
 
 class MemoryThreadStore(SqlThreadStore):

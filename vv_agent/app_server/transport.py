@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, Protocol
 
-from vv_agent.app_server.rpc import MAX_LINE, PARSE_ERROR, RpcError
+from vv_agent.app_server.rpc import MAX_LINE, too_long
 
 _CHUNK = 65_536
 
@@ -20,7 +20,8 @@ class AppServerTransport(Protocol):
     """One connection. One thread receives, another one sends."""
 
     def receive(self) -> bytes | None:
-        """The next line, without its end; None at the end. `RpcError` for a line that is too long: it is skipped."""
+        """The next line, without its end; None at the end. `RpcError` for one that is too long to be kept: it is
+        skipped."""
         ...
 
     def send(self, line: bytes) -> None:
@@ -33,11 +34,16 @@ class AppServerTransport(Protocol):
 class StdioJsonlTransport:
     """Lines over two binary files; by default standard input and output.
 
+    `longest` is that of a line that is received, in bytes; None: any. A client should set no limit.
+
     `taking_over` is for a process that is a server: from then on only the transport has its standard input and output.
     What a tool prints goes to standard error, and a child process reads nothing.
     """
 
-    def __init__(self, reader: IO[bytes] | None = None, writer: IO[bytes] | None = None) -> None:
+    def __init__(
+        self, reader: IO[bytes] | None = None, writer: IO[bytes] | None = None, *, longest: int | None = MAX_LINE
+    ) -> None:
+        self._longest = longest
         self._reader = reader or sys.stdin.buffer
         self._writer = writer or sys.stdout.buffer
         for file in (self._reader, self._writer):
@@ -62,7 +68,7 @@ class StdioJsonlTransport:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert child.stdin is not None
         assert child.stdout is not None
-        return cls(child.stdout, child.stdin), child
+        return cls(child.stdout, child.stdin, longest=None), child
 
     def receive(self) -> bytes | None:
         seen = dropped = 0
@@ -79,7 +85,7 @@ class StdioJsonlTransport:
                     raise too_long()
                 return None
             seen = len(self._rest)
-            if seen > MAX_LINE:
+            if self._longest is not None and seen > self._longest:
                 dropped += seen
                 seen = 0
                 self._rest.clear()
@@ -125,10 +131,7 @@ class ChannelTransport:
         return cls(there, back), cls(back, there)
 
     def receive(self) -> bytes | None:
-        line = self._incoming.get()
-        if line is not None and len(line) > MAX_LINE:
-            raise too_long()
-        return line
+        return self._incoming.get()
 
     def send(self, line: bytes) -> None:
         self._outgoing.put(line)
@@ -166,7 +169,3 @@ class _Line:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-
-def too_long() -> RpcError:
-    return RpcError(PARSE_ERROR, f"the line is longer than {MAX_LINE} bytes")

@@ -11,7 +11,7 @@ from vv_agent.app_server import protocol as wire
 from vv_agent.app_server import rpc
 from vv_agent.app_server.approvals import Approvals, Asking
 from vv_agent.app_server.items import Projection, Shown, checkpoint_of, outcome_of, text_of
-from vv_agent.app_server.outgoing import OutgoingRouter
+from vv_agent.app_server.outgoing import Connection, OutgoingRouter
 from vv_agent.app_server.rpc import RequestId, RpcError
 from vv_agent.app_server.runs import AppServerRunAdapter, Plan, is_held
 from vv_agent.app_server.sql import ItemConflict, SqlThreadStore, TurnRecord
@@ -55,7 +55,9 @@ class ActiveTurn:
     @property
     def waits(self) -> bool:
         """Only for a decision, and nobody is here to make it."""
-        return self.asking.durable and self.asking.owner is None and bool(self.asking.open)
+        waiting = list(self.asking.open.values())
+        there = self.asking.owner is not None or any(one.decision is not None for one in waiting)
+        return self.asking.durable and bool(waiting) and not there
 
 
 class Turns:
@@ -78,7 +80,7 @@ class Turns:
 
     # Requests.
 
-    def start(self, connection: str, request_id: RequestId, params: wire.TurnStartParams) -> None:
+    def start(self, connection: Connection, request_id: RequestId, params: wire.TurnStartParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
             if live.active is not None:
                 raise RpcError(
@@ -87,11 +89,11 @@ class Turns:
             record = self._new(thread, params.input, params.metadata, "running")
             active = self._begin(live, thread, record, connection)
             answer = wire.TurnStartResponse(thread_id=live.thread_id, turn_id=active.turn_id, status="running")
-            live.subscribers[connection] = None
+            self._threads.subscribe(live, connection)
             self._router.respond(connection, request_id, answer)
             self._announce(live, thread, active)
 
-    def resume(self, connection: str, request_id: RequestId, params: wire.TurnResumeParams) -> None:
+    def resume(self, connection: Connection, request_id: RequestId, params: wire.TurnResumeParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
             record = self._resumable(live, params)
             plan = self._runs.plan(thread, record, self._store.session(thread.thread_id))
@@ -106,31 +108,32 @@ class Turns:
                 self._router.respond(connection, request_id, _running(record.turn, look.head, checkpoint_of(look.head)))
             else:
                 active = self._take_up(live, record, plan, look.head, connection)
-                live.subscribers[connection] = None
+                self._threads.subscribe(live, connection)
                 self._router.respond(connection, request_id, _running(active.turn, look.head))
                 self._announce(live, thread, active)
 
-    def interrupt(self, connection: str, request_id: RequestId, params: wire.TurnInterruptParams) -> None:
+    def interrupt(self, connection: Connection, request_id: RequestId, params: wire.TurnInterruptParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
             active = _active(live, params.expected_turn_id)
-            active.handle.cancel(params.reason)
+            if not active.handle.cancel(params.reason) and not active.handle.state().cancelled:
+                raise _just_ended(active)
             answer = wire.TurnInterruptResponse(thread_id=live.thread_id, turn_id=active.turn_id, cancelled=True)
             self._router.respond(connection, request_id, answer)
             self._drop_approvals(live, active, INTERRUPTED)
 
-    def steer(self, connection: str, request_id: RequestId, params: wire.TurnMessageParams) -> None:
+    def steer(self, connection: Connection, request_id: RequestId, params: wire.TurnMessageParams) -> None:
         with self._threads.at(params.thread_id) as (live, _):
             active = _active(live, params.expected_turn_id)
             try:
                 active.handle.steer(text_of(params.input))
             except RunFinished:
-                raise RpcError(rpc.NO_ACTIVE_TURN, f"turn {active.turn_id} has just ended") from None
+                raise _just_ended(active) from None
             except ConfigError as error:
                 raise RpcError(rpc.INVALID_PARAMS, str(error)) from None
             answer = wire.TurnQueuedResponse(thread_id=live.thread_id, turn_id=active.turn_id, queued=True)
             self._router.respond(connection, request_id, answer)
 
-    def follow_up(self, connection: str, request_id: RequestId, params: wire.TurnMessageParams) -> None:
+    def follow_up(self, connection: Connection, request_id: RequestId, params: wire.TurnMessageParams) -> None:
         with self._threads.at(params.thread_id) as (live, thread):
             active = _active(live, params.expected_turn_id)
             queued = self._new(thread, params.input, None, "queued")
@@ -178,7 +181,9 @@ class Turns:
         )  # fmt: skip
         return TurnRecord(turn, metadata=metadata or {})
 
-    def _begin(self, live: LiveThread, thread: wire.AppThread, record: TurnRecord, owner: str | None) -> ActiveTurn:
+    def _begin(
+        self, live: LiveThread, thread: wire.AppThread, record: TurnRecord, owner: Connection | None
+    ) -> ActiveTurn:
         """Write the turn down, then start its run: a crash between leaves a turn that is known to have done nothing."""
         plan = self._runs.plan(thread, record, self._store.session(thread.thread_id))
         before = self._store.turn(record.turn.turn_id)
@@ -192,7 +197,9 @@ class Turns:
             raise RpcError(rpc.INTERNAL_ERROR, f"the run could not be started: {error}") from error
         return self._activate(live, record, plan, handle, run_id=handle.run_id, owner=owner)
 
-    def _take_up(self, live: LiveThread, record: TurnRecord, plan: Plan, head: Head, owner: str | None) -> ActiveTurn:
+    def _take_up(
+        self, live: LiveThread, record: TurnRecord, plan: Plan, head: Head, owner: Connection | None
+    ) -> ActiveTurn:
         handle = self._runs.take_up(plan, text_of(record.turn.input))
         again = record.turn.model_copy(update={"status": "running", "completed_at": None, "result": None})
         record = replace(record, turn=again, checkpoint_key=plan.key)
@@ -200,11 +207,12 @@ class Turns:
 
     def _activate(
         self, live: LiveThread, record: TurnRecord, plan: Plan, handle: RunHandle, *,
-        run_id: str, owner: str | None, resumed: bool = False,
+        run_id: str, owner: Connection | None, resumed: bool = False,
     ) -> ActiveTurn:  # fmt: skip
         record = replace(record, turn=record.turn.model_copy(update={"run_id": run_id}))
         timeout = self._approval_timeout if plan.asks_for is None else None
-        asking = Asking(plan.store is not None, timeout, handle.approve, owner)
+        here = owner if owner is not None and owner.speaks else None
+        asking = Asking(plan.store is not None, timeout, handle.approve, here)
         view = Projection(live.thread_id, record.turn.turn_id)
         try:
             self._store.put_turn(record)
@@ -230,7 +238,7 @@ class Turns:
 
     def _follow(self, live: LiveThread, active: ActiveTurn) -> None:
         for event in active.handle.events():
-            self._router.wait_for_room(list(live.subscribers))
+            self._router.wait_for_readers(list(live.subscribers))
             with live.lock:
                 try:
                     self._show(live, active, event)
@@ -252,7 +260,7 @@ class Turns:
             if active.resumed:
                 store = isinstance(error, StoreError)
                 self._warn(live, "durable_resume_store" if store else "durable_resume_runtime", str(error))
-        self._router.wait_for_room(list(live.subscribers))
+        self._router.wait_for_readers(list(live.subscribers))
         with self._threads.hold(live.thread_id):
             try:
                 self._end(live, active, status, outcome)
@@ -325,13 +333,11 @@ class Turns:
     # Ending.
 
     def _end(self, live: LiveThread, active: ActiveTurn, status: wire.TurnStatus, outcome: wire.Outcome) -> None:
+        live.unwritten = self._ended(active.record, status, outcome)
         try:
             self._drop_approvals(live, active, "turn ended")
-            ended = self._ended(active.record, status, outcome)
-            patiently(lambda: self._store.put_turn(ended))
-            if (thread := self._store.thread(live.thread_id)) is not None:
-                self._threads.set_status(thread, "idle")
-        except StoreError as error:  # clients hear the end all the same; the next server reads it from the run
+            patiently(lambda: self._threads.write_end(live))
+        except StoreError as error:  # clients hear the end all the same; it is written before the thread is read
             self._warn(live, "durable_resume_store" if active.resumed else "event_stream", str(error))
         self._threads.tell_status(live, "idle")
         turn = active.turn
@@ -341,8 +347,9 @@ class Turns:
         if status == "completed":
             self._follow_up(live, active.asking.owner)
 
-    def _follow_up(self, live: LiveThread, owner: str | None) -> None:
+    def _follow_up(self, live: LiveThread, owner: Connection | None) -> None:
         """Start the turn that waits longest, if there is one."""
+        patiently(lambda: self._threads.write_end(live))
         queued = patiently(lambda: self._store.turns_of("queued", live.thread_id))
         thread = self._store.thread(live.thread_id)
         if not queued or thread is None:
@@ -377,7 +384,7 @@ class Turns:
             raise RpcError(rpc.INVALID_PARAMS, f"thread {live.thread_id!r} has the active turn {live.active.turn_id}")
         return replace(record, checkpoint_key=params.checkpoint_key)
 
-    def _replay(self, connection: str, request_id: RequestId, record: TurnRecord, plan: Plan) -> None:
+    def _replay(self, connection: Connection, request_id: RequestId, record: TurnRecord, plan: Plan) -> None:
         """Answer with the end of a run that is over; nothing runs."""
         assert plan.store is not None
         assert plan.key is not None
@@ -386,11 +393,11 @@ class Turns:
         status, outcome = outcome_of(result, look.head if look else None)
         ending = {name: getattr(outcome, name) for name in wire.Ending.model_fields}
         turn = record.turn
+        if turn.status in ("running", "interrupted") and status != turn.status:
+            self._store.put_turn(self._ended(record, status, outcome))
         self._router.respond(connection, request_id, wire.TurnResumeResponse(
             thread_id=turn.thread_id, turn_id=turn.turn_id, run_id=result.run_id, status=status, **ending
         ))  # fmt: skip
-        if turn.status in ("running", "interrupted") and status != turn.status:
-            self._store.put_turn(self._ended(record, status, outcome))
 
 
 def _active(live: LiveThread, expected: str | None) -> ActiveTurn:
@@ -399,6 +406,10 @@ def _active(live: LiveThread, expected: str | None) -> ActiveTurn:
     if expected and expected != live.active.turn_id:
         raise RpcError(rpc.OTHER_TURN_ACTIVE, f"the active turn is {live.active.turn_id}, not {expected[:200]!r}")
     return live.active
+
+
+def _just_ended(active: ActiveTurn) -> RpcError:
+    return RpcError(rpc.NO_ACTIVE_TURN, f"turn {active.turn_id} has just ended")
 
 
 def _running(
