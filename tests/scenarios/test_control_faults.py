@@ -31,11 +31,12 @@ from vv_agent import (
     RuntimeHook,
     ToolPolicy,
     function_tool,
+    process,
 )
 from vv_agent.agent import SubAgentConfig
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.reconciliation import ReconciliationDecision
-from vv_agent.checkpoint.record import Filter
+from vv_agent.checkpoint.record import Filter, State
 from vv_agent.dispatch.inline import InlineBackend
 from vv_agent.dispatch.threaded import ThreadBackend
 from vv_agent.errors import ConfigError, StoreError
@@ -287,6 +288,23 @@ def test_what_a_hook_denies_for_the_rest_of_the_run_is_denied_to_sub_agents(tmp_
     result = runner(script, tmp_path).run_sync(lead, "Go.", run_config=RunConfig(after_cycle_hooks=[Denies()]))
     assert result.status == "completed"
     assert ran == ["lead"]
+
+
+def test_a_run_that_is_given_back_before_its_model_was_asked_warns_of_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+
+    @function_tool(idempotency="supported")
+    def look() -> str:
+        """Look; meanwhile the process is told to stop."""
+        process.engine_for(store, Settings()).stop()
+        return "seen"
+
+    agent = Agent(name="a", instructions="A.", tools=[look], no_tool_policy=FINISH)
+    provider = ScriptedProvider([call("look", {}), "Done."])
+    there = Runner(model_provider=provider, workspace=tmp_path, settings=Settings())
+    handle = there.start(agent, "Go.", run_config=kept(store))
+    until(lambda: (at := store.look("k")) and at.head.state is State.READY and at.head.cycle == 2, "it was given back")
+    assert not [e for e in handle._feed.events if e.type == "model_retry_duplicate_risk"]
 
 
 # Code of the host.

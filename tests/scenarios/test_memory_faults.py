@@ -26,6 +26,7 @@ from vv_agent import Agent, NoToolPolicy, RunConfig, Runner, RuntimeHook, functi
 from vv_agent.checkpoint.memory import MemoryStore
 from vv_agent.checkpoint.store import CheckpointStore
 from vv_agent.errors import LlmError, RetryLater
+from vv_agent.hooks import AfterCycleHook
 from vv_agent.llm.base import ModelRequest, ModelResponse, UsageReport
 from vv_agent.memory import MemoryConfig, MemoryManager, MemoryProvider, SessionMemory, stages
 from vv_agent.memory import summary as summaries
@@ -407,3 +408,20 @@ def test_what_a_provider_adds_to_a_short_prompt_is_no_factor(tmp_path: Path) -> 
     )
     assert outcome.ok.final_output == "done"
     assert compactions(outcome) == []
+
+
+def test_hooks_and_parents_are_told_of_what_summaries_cost(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Watches(AfterCycleHook):
+        def after_cycle(self, snapshot: Any) -> None:
+            seen.append((snapshot.cumulative_token_usage.total_tokens, snapshot.cycle.memory_compacted))
+
+    there = run_of(tmp_path, SMALL, look, checkpoint=None)
+    there.config = {**there.config, "after_cycle_hooks": [Watches()]}
+    priced = [{**step, "raw": {"usage": {"total_tokens": 10}}} for step in steps(4)]
+    outcome = there.run(
+        [*priced[:3], summarises, priced[3], lambda request: summarises(request) if is_summary(request) else "done"]
+    )
+    assert seen[:4] == [(10, False), (20, False), (30, False), (30 + 930 + 10, True)]
+    assert outcome.ok.status == "completed"

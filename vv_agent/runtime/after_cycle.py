@@ -17,10 +17,9 @@ from vv_agent.hooks import (
 from vv_agent.runtime import control, hooks
 from vv_agent.runtime.control import HookFailed
 from vv_agent.runtime.decide import decide, merged, native_outcome
-from vv_agent.runtime.output import Decision, cycle_record, usage_of
+from vv_agent.runtime.output import Decision, cycle_record, usage_between
 from vv_agent.runtime.run import Run
 from vv_agent.runtime.tool_context import copied
-from vv_agent.usage import CycleTokenUsage, aggregate
 
 HOOK_CODE = "after_cycle_hook_failed"
 INVALID_CODE = "after_cycle_decision_invalid"
@@ -75,17 +74,16 @@ def _snapshot(run: Run, outcome: NativeCycleOutcome, remaining: int) -> AfterCyc
     assert run.turn is not None
     turns = [turn for cycle, turn in sorted(run.transcript.turns.items()) if cycle >= run.body.first_cycle]
     denied = {*control.denied(run.shared_state), *run.program.policy.disallowed_tools}
+    record = cycle_record(run.turn, run.body.first_cycle, {}, run.cycle in run.transcript.compactions)
     return AfterCycleSnapshot(
         task_id=run.key,
         cycle_index=run.index,
         max_cycles=run.program.controls.max_cycles,
         remaining_cycles=remaining,
-        cycle=cycle_record(run.turn, run.body.first_cycle, {}).model_copy(deep=True),
+        cycle=record.model_copy(deep=True),
         messages=tuple(copy.deepcopy(message) if message.metadata else message for message in run.transcript.messages),
         shared_state=copied(run.shared_state),
-        cumulative_token_usage=aggregate([
-            CycleTokenUsage(cycle_index=turn.cycle - run.body.first_cycle + 1, usage=usage_of(turn)) for turn in turns
-        ]),
+        cumulative_token_usage=usage_between(run.body, turns, run.transcript.asides, run.body.first_cycle),
         available_tool_names=tuple(hooks.name_of(schema) for schema in hooks.shown(run)),
         disallowed_tool_names=tuple(sorted(denied, key=utf16_order)),
         native_outcome=outcome,

@@ -120,7 +120,7 @@ def _decided(run: Run, decide: Callable[[Run], Decision]) -> Decision | None:
 
 
 def _give_back(run: Run) -> Stop | None:
-    if run.turn is None and not run.program.reconciles_models:  # a model call was cut off: it may be paid twice
+    if run.asked and run.turn is None and not run.program.reconciles_models:  # a model call was cut off: it may be paid
         model_call.warn_of_duplicate(run)
         model_call.reset_stream(run)
     try:
@@ -172,6 +172,7 @@ def _decide(run: Run) -> Decision:
 def _advance(run: Run) -> Decision:
     """Model, tools, decision; the account of a limited run is looked at in between."""
     _account(run, Account.begin)
+    run.asked = False
     if run.turn is None:
         _account(run, Account.before_model)
         memory.keep_within(run, hooks.rewriting(run))

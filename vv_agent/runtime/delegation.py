@@ -19,7 +19,7 @@ from vv_agent.runtime.children import RUNNING, Asked, lineage
 from vv_agent.runtime.eventlog import Emitted, Origin
 from vv_agent.runtime.inbox import cancel_signal, steer_signal
 from vv_agent.runtime.opening import InputBlocked, input_for
-from vv_agent.runtime.output import Stop, usage_of
+from vv_agent.runtime.output import Stop, usage_between
 from vv_agent.runtime.program import FAULT_PREFIX
 from vv_agent.runtime.sub_runs import (
     SubRun,
@@ -35,7 +35,6 @@ from vv_agent.runtime.sub_task_results import begun, outcomes, standing
 from vv_agent.runtime.transcript import pack
 from vv_agent.tools.base import SubTaskQuery, SubTaskRequest
 from vv_agent.tools.output import error_result
-from vv_agent.usage import CycleTokenUsage, aggregate
 
 if TYPE_CHECKING:
     from vv_agent.runtime.run import Run
@@ -300,9 +299,10 @@ def end_posts(run: Run, decision: Stop, *, ends: bool) -> list[tuple[str, Signal
 def terminal_event(run: Run, decision: Stop) -> Emitted:
     """The event that ends a run below another one."""
     parent, segment = run.body.parent or {}, run.body.segment
-    known = run.transcript.turns
+    known, asides = run.transcript.turns, run.transcript.asides
     if not run.transcript.whole:  # a reset of the log left some behind
-        known = {**SubRun(run.engine.store, run.key).transcript.turns, **known}
+        before = SubRun(run.engine.store, run.key).transcript
+        known, asides = {**before.turns, **known}, before.asides
     turns = [turn for cycle, turn in sorted(known.items()) if cycle >= run.body.first_cycle]
     metadata: dict[str, Any] = {"cycles": len(turns)}
     failed = decision.status not in (AgentStatus.COMPLETED, AgentStatus.WAIT_USER)
@@ -322,8 +322,7 @@ def terminal_event(run: Run, decision: Stop) -> Emitted:
     if decision.status is not AgentStatus.COMPLETED and run.transcript.last_text is not None:
         fields["partial_output"], refs["partial_output"] = run.transcript.last_text, ("partial", segment)
     if turns:
-        rows = [CycleTokenUsage(cycle_index=run.body.index(turn.cycle), usage=usage_of(turn)) for turn in turns]
-        fields["token_usage"] = aggregate(rows).to_wire()
+        fields["token_usage"] = usage_between(run.body, turns, asides, run.body.first_cycle).to_wire()
     if run.account is not None:
         fields["budget_usage"] = run.account.usage
         if decision.reason == "budget_exhausted":

@@ -121,6 +121,7 @@ def _once(run: Run, asked: Asked) -> ModelResponse:
 def _carried_out(run: Run, model: Model, request: ModelRequest, show: Callable[[Part], object]) -> ModelResponse:
     run.hold.check()
     heed(run)
+    run.asked = True
 
     def work() -> ModelResponse:
         with _probed(run), _border(request.model_id):

@@ -23,7 +23,7 @@ from vv_agent.results import (
 )
 from vv_agent.runtime.body import Body
 from vv_agent.runtime.transcript import Transcript, Turn
-from vv_agent.usage import CycleTokenUsage, TokenUsage, aggregate, normalize_token_usage
+from vv_agent.usage import CycleTokenUsage, TaskTokenUsage, TokenUsage, aggregate, normalize_token_usage
 
 WAITING = "No tool call and runtime is waiting for user."
 
@@ -114,6 +114,19 @@ def usage_of(turn: Turn) -> TokenUsage:
     return normalize_token_usage(turn.usage, turn.usage_source, turn.cache_status)
 
 
+def usage_between(
+    body: Body, turns: Sequence[Turn], asides: Sequence[tuple[int, Any, Any, Any]], first: int, end: int | None = None
+) -> TaskTokenUsage:
+    """What these turns used, and the model calls beside them from the cycle `first` to that before `end`."""
+    usages = [CycleTokenUsage(cycle_index=max(1, body.index(turn.cycle)), usage=usage_of(turn)) for turn in turns]
+    usages += [
+        CycleTokenUsage(cycle_index=body.index(cycle), usage=normalize_token_usage(*reported))
+        for cycle, *reported in asides
+        if first <= cycle and (end is None or cycle < end)
+    ]
+    return aggregate(sorted(usages, key=lambda one: one.cycle_index))
+
+
 def cycle_record(
     turn: Turn, first_cycle: int, asked: Mapping[int, dict[str, Any]], compacted: bool = False
 ) -> CycleRecord:
@@ -156,13 +169,7 @@ def agent_result(
         )
         for turn in turns
     ]
-    usages = [CycleTokenUsage(cycle_index=r.index, usage=r.token_usage) for r in records]
-    usages += [
-        CycleTokenUsage(cycle_index=body.index(cycle), usage=normalize_token_usage(*reported))
-        for cycle, *reported in transcript.asides
-        if first <= cycle < _committed(head)
-    ]
-    usage = aggregate(sorted(usages, key=lambda one: one.cycle_index))
+    usage = usage_between(body, turns, transcript.asides, first, _committed(head))
     end = transcript.ends.get(body.segment, {}) if ending is None else ending.to_log()
     waits = head.reason is ParkReason.APPROVAL and not end
     status = AgentStatus.WAIT_USER if waits else AgentStatus(end.get("status", head.status))

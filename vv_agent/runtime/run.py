@@ -43,6 +43,9 @@ class Run:
     _in_flight: Change | None = None
     """The save that was begun and has no answer yet."""
 
+    asked = False
+    """A model was called in the open cycle, under this claim."""
+
     def __init__(self, engine: Engine, program: Program, hold: Hold, claimed: Claimed, cached: Cached | None) -> None:
         snapshot = claimed.snapshot
         self.engine = engine

@@ -107,7 +107,9 @@ def wait_for(
 
 
 def heed(run: Run) -> None:
-    """Before something begins: raise `RunCancelled` if this process was just told of a cancel."""
+    """Before something begins: raise `Stopping` if the process stops, `RunCancelled` if it was told of a cancel."""
+    if run.hold.stopped is not None:
+        raise Stopping
     if run.hold.signalled and refreshed(run) and run.inbox.cancel is not None:
         raise RunCancelled(run.inbox.cancel)
 
