@@ -85,6 +85,15 @@ def _concurrency(pool: str) -> int:
     return {"threads": 50, "solo": 1}.get(pool, os.cpu_count() or 2)
 
 
+_PRIVATE = ("VV_AGENT_STORE", "VV_AGENT_BROKER", "VV_AGENT_SESSIONS")
+"""Variables of the worker with addresses, perhaps passwords, that a model must not read."""
+
+
+def environment_of_commands() -> dict[str, str]:
+    """The variables of this process that a command of a model's may read."""
+    return {name: value for name, value in os.environ.items() if name not in _PRIVATE}
+
+
 def vocabulary_folder() -> Path:
     """Where `tiktoken` keeps the vocabularies it has."""
     named = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")

@@ -25,7 +25,8 @@ def normalize_skill_list(
     workspace: WorkspaceBackend | str | os.PathLike[str] | None = None,
     load_instructions: bool = False,
 ) -> list[SkillEntry]:
-    """The skills of a list whose items are paths, objects or entries; of two with one name the first is kept.
+    """The skills of a list whose items are paths, objects or entries; of two with one name the first is kept
+    that can be loaded.
 
     A path names a SKILL.md, a folder with one, or a folder of such folders; a relative one lies in the workspace, if
     one is given. An object has `name` and `description`, perhaps `instructions`, `location` and other properties; or
@@ -38,7 +39,9 @@ def normalize_skill_list(
     entries: dict[str, SkillEntry] = {}
     for raw in raw_skills or ():
         for entry in _entries(raw, files, load_instructions):
-            entries.setdefault(entry.name, entry)
+            known = entries.get(entry.name)
+            if known is None or (known.load_error and not entry.load_error):
+                entries[entry.name] = entry
     return list(entries.values())
 
 

@@ -11,8 +11,9 @@ import errno
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +23,8 @@ from vv_agent.workspace.base import FileInfo, Walked, WorkspaceBackend, encoded,
 from vv_agent.workspace.glob import matcher
 from vv_agent.workspace.identity import ID_FILE, create_id, is_ours, read_id
 
+_APPENDING = threading.Lock()
+"""Held while a file grows: of two threads that append, the second one begins with what the first one wrote."""
 _Entry = tuple[str, os.stat_result | None, bool]
 """A name (a folder's has its slash, which puts paths in order), a file's status, and whether it is a link."""
 
@@ -96,8 +99,9 @@ class LocalWorkspaceBackend(WorkspaceBackend):
 
     def write_text(self, path: str, content: str, *, append: bool = False) -> int:
         data = encoded(content)
-        before = self.read_bytes(path) if append and self.is_file(path) else b""
-        self.write_bytes(path, before + data)
+        with _APPENDING if append else nullcontext():
+            before = self.read_bytes(path) if append and self.is_file(path) else b""
+            self.write_bytes(path, before + data)
         return len(data)
 
     def write_bytes(self, path: str, data: bytes, *, before_rename: Callable[[], None] | None = None) -> int:

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,24 @@ def test_a_skill_in_a_folder_whose_name_is_no_text_is_not_offered(tmp_path: Path
     assert len(found) == 2
     assert all(found.values())
     json.dumps([*found]).encode()
+
+
+def test_a_file_that_is_too_large_to_be_searched_is_no_file_without_matches(tmp_path: Path) -> None:
+    (tmp_path / "big.log").write_text("ERROR here\n" * 1_600_000)
+    result = run(tmp_path, "search_files", pattern="ERROR", path="big.log")
+    assert (result.status_code, "are searched" in result.content) == ("ERROR", True)
+
+
+def test_a_skill_that_cannot_be_loaded_does_not_hide_one_that_can(tmp_path: Path) -> None:
+    for folder, text in (("a/good", "no header"), ("b/good", "---\nname: good\ndescription: d\n---\nDo it.\n")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "SKILL.md").write_text(text)
+    (found,) = normalize_skill_list([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert (found.name, found.load_error) == ("good", None)
+
+
+def test_threads_that_append_to_one_file_lose_nothing(tmp_path: Path) -> None:
+    space = LocalWorkspaceBackend(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: space.write_text("log", f"{n}\n", append=True), range(60)))
+    assert sorted(map(int, (tmp_path / "log").read_text().split())) == [*range(60)]

@@ -67,8 +67,13 @@ class Search:
     def _paths(self) -> Iterator[str]:
         selection = self.selection
         if selection.info is not None and selection.is_file:
-            if selection.info.size <= MAX_BYTES:
-                yield selection.info.path
+            if selection.info.size > MAX_BYTES:
+                raise ToolError(
+                    f"{selection.base} has {selection.info.size} bytes; files of up to {MAX_BYTES} are searched: read "
+                    "parts of it with bash",
+                    "workspace_backend_error",
+                )
+            yield selection.info.path
             return
         for file in selection.workspace.walk(selection.base, selection.enters):
             if not file.is_link and file.size <= MAX_BYTES and self.names(file.path) and selection.takes(file.path):

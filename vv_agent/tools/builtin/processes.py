@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
+from vv_agent.settings import environment_of_commands
+
 MAX_CHARS = 50_000
 """Code points of a command's output that are kept: the first ones."""
 _MAX_BYTES = 4 * MAX_CHARS
@@ -23,8 +25,6 @@ _LOOK = 0.1
 """Seconds between looks at a command that prints nothing."""
 _MAX_ENDED = 64
 """Background commands that are over and whose output is still there for who asks."""
-_PRIVATE = ("VV_AGENT_STORE", "VV_AGENT_BROKER", "VV_AGENT_SESSIONS")
-"""Variables of the worker with addresses, perhaps passwords, that a model must not read."""
 
 _GUARDED = """
 trap : HUP INT TERM
@@ -64,7 +64,6 @@ class Command:
         self._kept = bytearray()
         self._size = 0
         _watch_forks()
-        own = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
         reads, self._holds = os.pipe()
         _holding.add(self._holds)
         try:
@@ -73,7 +72,7 @@ class Command:
                 given.seek(0)
                 self._process = subprocess.Popen(
                     ["sh", "-c", _GUARDED, f"/dev/fd/{reads}", *argv],
-                    cwd=cwd, env={**own, **(env or {})}, stdin=given, stdout=subprocess.PIPE,
+                    cwd=cwd, env={**environment_of_commands(), **(env or {})}, stdin=given, stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT, bufsize=0, start_new_session=True, pass_fds=(reads,),
                 )  # fmt: skip
         except BaseException:
