@@ -127,15 +127,16 @@ class _Tree:
 
     def look(self, engine: Engine, head: Head) -> None:
         """Carry on with what a run waits for and nobody works on. Raises what kept one of them from it."""
-        waited = stranded(engine, head)
+        if head.reason is not ParkReason.CHILDREN:
+            return
         with self._lock:
-            over = [job for job in self._jobs.values() if job.done.is_set()]
-        failures = [job.error for job in over if job.error is not None and not isinstance(job.error, StoreError)]
-        if failures and head.reason is ParkReason.CHILDREN:
-            raise failures[0]
-        free = {recipe.key for recipe in waited} - {key for key, job in self._jobs.items() if not job.done.is_set()}
-        for recipe in waited:
-            if recipe.key in free:
+            jobs = dict(self._jobs)
+        over = [job for job in jobs.values() if job.done.is_set()]
+        for error in (job.error for job in over):
+            if error is not None and not isinstance(error, StoreError):
+                raise error
+        for recipe in stranded(engine, head):
+            if recipe.key not in jobs or jobs[recipe.key].done.is_set():
                 self.begin(engine, recipe)
 
     def over(self, job: _Job) -> float | None:

@@ -120,7 +120,7 @@ def _decided(run: Run, decide: Callable[[Run], Decision]) -> Decision | None:
 
 
 def _give_back(run: Run) -> Stop | None:
-    if run.asked and run.turn is None and not run.program.reconciles_models:  # a model call was cut off: it may be paid
+    if run.asked and run.turn is None and not run.program.reconciles_models:  # a model call was cut off
         model_call.warn_of_duplicate(run)
         model_call.reset_stream(run)
     try:
